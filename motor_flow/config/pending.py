@@ -1,0 +1,30 @@
+"""Which keys of the configuration are accepted but have no effect yet?
+
+Each entry leaves this table with the feature that gives it its effect. An operator who sets one of them is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PENDING = (
+    "context_budget_mode",
+    "scheduler_config.scheduler_type",
+    "scheduler_config.enable_pd_separation_fallback_to_hybrid",
+    "exception_config.max_retry",
+    "exception_config.retry_delay",
+    "exception_config.reschedule_enabled",
+    "flow_control_config",
+    "rate_limit_config",
+    "prefill_kv_event_config",
+    "circuit_breaker_config",
+    "stream_config.per_prompt_relay",
+    "render_config.derender_retries",
+    "inference_workers_config",
+    "metaserver_config",
+)
+
+
+def without_effect(given: Iterable[str]) -> list[str]:
+    """The given keys that do nothing yet, sorted."""
+    return sorted(key for key in given if any(key == entry or key.startswith(f"{entry}.") for entry in PENDING))

@@ -1,0 +1,82 @@
+"""How does a derendered whole answer become the client's?
+
+The sidecar's answer carries the engine's id, a usage of its own counting, and would show KV transfer parameters (hosts,
+ports, blocks) to the client. One place repairs that and checks that every choice is there and has really finished.
+
+Source: vLLM 0.33 scale_out/derender/serving.py (derender_chat_response copies kv_transfer_params).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from motor_flow.derender.normalise import ReasoningField, rename_reasoning
+from motor_flow.errors import DerenderError
+
+_HIDDEN = ("kv_transfer_params", "ec_transfer_params")
+_encode = msgspec.json.encode
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    finish_reason: str
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_check = msgspec.json.Decoder(_Answer).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def client_answer(
+    body: bytes,
+    *,
+    identity: str,
+    created: int,
+    model: str,
+    usage: dict[str, object],
+    choices: int,
+    reasoning_field: ReasoningField,
+) -> bytes:
+    """The response body for the client.
+
+    Args:
+        body: what the derender endpoint answered.
+        identity: the response id.
+        created: Unix time, seconds.
+        model: as the client is to see it.
+        usage: our own count.
+        choices: how many choices the request asked for, over all prompts.
+        reasoning_field: what reasoning is called.
+
+    Raises:
+        DerenderError: the answer is not complete.
+
+    """
+    try:
+        answer = _check(body)
+        fields: dict[str, object] = dict(_fields(body))
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DerenderError("the sidecar gave an invalid derender answer", detail=str(exc)) from None
+    if [choice.index for choice in answer.choices] != list(range(choices)):
+        raise DerenderError(f"the sidecar derendered {len(answer.choices)} choices of {choices}")
+    for key in _HIDDEN:
+        fields.pop(key, None)
+    if reasoning_field != "reasoning":
+        fields["choices"] = _renamed(fields["choices"], reasoning_field)
+    return _encode(fields | {"id": identity, "created": created, "model": model, "usage": usage})
+
+
+def _renamed(raw: object, field: ReasoningField) -> list[dict[str, Any]]:
+    assert isinstance(raw, Raw)
+    choices = _objects(raw)
+    for choice in choices:
+        if isinstance(message := choice.get("message"), dict):
+            rename_reasoning(message, field)
+    return choices

@@ -1,0 +1,73 @@
+"""How are engine chunks that wait behind a derender call merged into one?
+
+Concatenate token ids and logprobs; everything else is the last chunk's. Only chunks of one choice are merged; the first
+chunk of a choice goes alone, because some reasoning parsers read its boundary; a merge holds at most `TOKENS_MAX` ids,
+because a saturated sidecar would otherwise make the output arrive in bursts. The sidecar's parsers replay every
+earlier chunk on each call, so fewer and larger chunks are also what keeps the time per token flat.
+
+Source: measured equal for 16 kinds of request with qwen3 + hermes and deepseek_r1 when the first chunk goes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+TOKENS_MAX = 64
+
+_encode = msgspec.json.encode
+
+
+class _LogProbs(msgspec.Struct):
+    content: list[Raw] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _LogProbs | None = None
+
+
+class _Peek(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Open(msgspec.Struct):
+    choices: list[dict[str, Raw]]
+
+
+_peek = msgspec.json.Decoder(_Peek).decode
+_choices = msgspec.json.Decoder(_Open).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def split(event: bytes) -> list[bytes]:
+    """One event per choice: derender takes one choice at a time."""
+    rest = _fields(event)
+    return [_encode({**rest, "choices": [choice]}) for choice in _choices(event).choices]
+
+
+def merged(events: Sequence[bytes]) -> bytes:
+    """One engine event that says what these events said, in order.
+
+    Args:
+        events: stream events of one choice, each with exactly one choice object.
+
+    """
+    if len(events) == 1:
+        return events[0]
+    ids: list[int] = []
+    content: list[Raw] = []
+    logprobs = False
+    for event in events:
+        choice = _peek(event).choices[0]
+        ids += choice.token_ids or ()
+        if choice.logprobs is not None:
+            logprobs = True
+            content += choice.logprobs.content or ()
+    last = _fields(events[-1])
+    choice_fields: dict[str, object] = dict(_choices(events[-1]).choices[0])
+    choice_fields["token_ids"] = ids
+    choice_fields["logprobs"] = {"content": content} if logprobs else None
+    return _encode({**last, "choices": [choice_fields]})

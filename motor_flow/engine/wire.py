@@ -1,0 +1,78 @@
+"""What do we read of a token engine's answers?
+
+Typed peeks: the fields that decide something. Everything else stays bytes. A choice of a stream event carries any
+number of tokens: the engine merges what a slow reader has not fetched.
+
+Source: vLLM 0.33 scale_out/token_in_token_out/protocol.py (GenerateTokensStreamResponse, GenerateTokensResponse).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+NULL = Raw(b"null")
+TokenIds = list[Annotated[int, Meta(ge=0)]]
+
+
+class PromptTokensDetails(msgspec.Struct, omit_defaults=True):
+    """Part of an engine's usage."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """An engine's own count; ours is the ledger's."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class ErrorObject(msgspec.Struct):
+    """The `error` of an event inside HTTP 200."""
+
+    message: str = ""
+    type: str | None = None
+    param: str | None = None
+    code: int | str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    """One choice of a stream event."""
+
+    index: int
+    token_ids: TokenIds | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: Raw = NULL
+
+
+class Chunk(msgspec.Struct):
+    """One stream event. vLLM puts one choice into each; the usage event has none."""
+
+    choices: list[ChunkChoice] = []
+    usage: Usage | None = None
+    error: ErrorObject | None = None
+
+
+class WholeChoice(msgspec.Struct):
+    """One choice of a whole answer."""
+
+    index: int
+    token_ids: TokenIds | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Whole(msgspec.Struct):
+    """A whole answer."""
+
+    choices: list[WholeChoice]
+    usage: Usage | None = None
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_whole = msgspec.json.Decoder(Whole).decode

@@ -1,0 +1,132 @@
+"""What can go wrong, in one vocabulary: who failed (stage), and what the client is told (status, type, message, param).
+
+An error says what happened. Whether anything is retried is the machines' decision, never the error's.
+Anything that is not a `MotorFlowError` is a bug and reaches the client as a 500 without detail.
+
+Source: RFC 故障处理 (fault domains); the body's shape is vLLM 0.33's ErrorResponse
+(vllm/entrypoints/serve/engine/protocol.py) plus `stage`.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Literal
+
+import msgspec
+
+Stage = Literal["render", "admission", "schedule", "generate", "derender", "client"]
+
+# vLLM's own names; every other status is known by its HTTP phrase, as vLLM does.
+_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    422: "UnprocessableEntityError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+MESSAGE_CHARS_MAX = 4096  # an upstream's message is passed on, but not without a bound
+
+
+def openai_type(status: int) -> str:
+    """The `type` of an error with this status."""
+    known = _TYPES.get(status)
+    if known is not None:
+        return known
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Error"
+
+
+class MotorFlowError(Exception):
+    """An expected failure of one request.
+
+    Args:
+        message: what happened and what to do, for a person.
+        status: the HTTP status before the response is committed; `code` in the body in any case.
+        kind: the OpenAI/vLLM error type; by default the one that belongs to `status`.
+        param: the offending request field, when there is one.
+        retry_after_s: seconds, for 429 and 503.
+        detail: for the log only: addresses, exceptions.
+
+    """
+
+    stage: Stage = "client"
+    default_status = 500
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        kind: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "…"
+        self.status = self.default_status if status is None else status
+        self.kind = kind or openai_type(self.status)
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.detail = detail
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": {...}}`, the one shape of every error (contract section 3)."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.status,
+                "stage": self.stage,
+            }
+        }
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+
+class ClientError(MotorFlowError):
+    """The request itself cannot be served: unreadable, too large, unknown route, no permission."""
+
+    stage: Stage = "client"
+    default_status = 400
+
+
+class RenderError(MotorFlowError):
+    """Render refused the request, or could not be used. No engine has been asked."""
+
+    stage: Stage = "render"
+    default_status = 502
+
+
+class AdmissionError(MotorFlowError):
+    """The request may not run, or not now."""
+
+    stage: Stage = "admission"
+    default_status = 429
+
+
+class ScheduleError(MotorFlowError):
+    """No instance can serve the request."""
+
+    stage: Stage = "schedule"
+    default_status = 503
+
+
+class EngineError(MotorFlowError):
+    """An engine refused the request or failed while serving it."""
+
+    stage: Stage = "generate"
+    default_status = 502
+
+
+class DerenderError(MotorFlowError):
+    """Engine tokens could not be turned into an answer. Inference is never run again for it."""
+
+    stage: Stage = "derender"
+    default_status = 502

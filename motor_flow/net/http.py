@@ -1,0 +1,154 @@
+"""How does everything but the hot path call an upstream?
+
+httpx's interface over our own trio transport. This is the only module that imports httpx: its maintained successor is
+one line away, and no httpx type leaves it. Redirects are not followed, and the proxy environment is not trusted.
+
+Source: httpx transport API; measured reasons for the own transport in diagrams/decisions/0003-http-stack.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+import trio
+
+from motor_flow.net.http1 import REPLY_BYTES_MAX, Exchange, NotHttp, Pool, Reply, TimedOut
+from motor_flow.net.stream import Origin
+
+_EXCHANGE = "motor_flow.exchange"
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of an http or https URL.
+
+    Raises:
+        ValueError: not such a URL.
+
+    """
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"not an http or https URL: {url!r}")
+    tls = parsed.scheme == "https"
+    return Origin(parsed.host, parsed.port or (443 if tls else 80), tls)
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self._exchange.receive():
+            yield data
+
+    async def aclose(self) -> None:
+        self._exchange.close()
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """httpx over a `Pool`."""
+
+    def __init__(self, pool: Pool, uds: str = "") -> None:
+        self._pool = pool
+        self._uds = uds
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        tls = url.scheme == "https"
+        origin = Origin(url.host, url.port or (443 if tls else 80), tls, self._uds)
+        body = request.content if hasattr(request, "_content") else await request.aread()
+        head = [b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), url.raw_path)]
+        for name, value in request.headers.raw:
+            if b"\r" in value or b"\n" in value:
+                raise ValueError(f"line break in the value of header {name!r}")
+            head.append(b"%b: %b\r\n" % (name, value))
+        timeouts: Mapping[str, float | None] = request.extensions.get("timeout") or {}
+        exchange = await self._pool.start(
+            origin,
+            b"%b\r\n%b" % (b"".join(head), body),
+            connect_timeout_s=_seconds(timeouts.get("connect")),
+            head_timeout_s=_seconds(timeouts.get("read")),
+        )
+        return httpx.Response(
+            exchange.status, headers=exchange.headers, stream=_Body(exchange), extensions={_EXCHANGE: exchange}
+        )
+
+
+def _seconds(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+class HttpClient:
+    """Calls to one kind of upstream.
+
+    Args:
+        pool: connections, shared between clients.
+        headers: sent with every request (authorization).
+        uds: a Unix socket that all requests go through.
+
+    """
+
+    def __init__(self, pool: Pool, *, headers: Mapping[str, str] | None = None, uds: str = "") -> None:
+        self._client = httpx.AsyncClient(
+            transport=Transport(pool, uds),
+            # Bodies are read raw, so nothing may come compressed.
+            headers={"accept-encoding": "identity", "user-agent": "motor-flow", **(headers or {})},
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx.Timeout(None),  # every call names its own limits
+        )
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+    ) -> Reply:
+        """Send a request and read the whole response within `timeout_s`.
+
+        Raises:
+            TransportFault: any of its kinds.
+
+        """
+        with trio.CancelScope(deadline=trio.current_time() + timeout_s):
+            async with self.open(method, url, body=body, headers=headers) as exchange:
+                parts = []
+                size = 0
+                while data := await exchange.receive():
+                    parts.append(data)
+                    size += len(data)
+                    if size > REPLY_BYTES_MAX:
+                        raise NotHttp(f"{url}: a response of more than {REPLY_BYTES_MAX} bytes")
+                return Reply(exchange.status, exchange.headers, b"".join(parts))
+        raise TimedOut(f"{url}: no complete response within {timeout_s:g} s")
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_timeout_s: float | None = None,
+        head_timeout_s: float | None = None,
+    ) -> AsyncIterator[Exchange]:
+        """Send a request; the body of the response is read by the caller. Leaving the block closes the exchange."""
+        request = self._client.build_request(
+            method,
+            url,
+            content=body,
+            headers={"content-type": "application/json", **(headers or {})} if body is not None else headers,
+            timeout=httpx.Timeout(None, connect=connect_timeout_s, read=head_timeout_s),
+        )
+        response = await self._client.send(request, stream=True)
+        exchange: Exchange = response.extensions[_EXCHANGE]
+        try:
+            yield exchange
+        finally:
+            exchange.close()

@@ -1,0 +1,81 @@
+"""What can the sidecars do?
+
+Probed once at the start and before ready: versions and routes, one render, and one streaming derender on its ids; later
+probes are GETs. A sidecar that could not be probed is judged by its version, and one that was never seen is taken
+at its configuration's word: requests find out.
+
+| vLLM | streaming derender |
+|---|---|
+| < 0.27 | none |
+| 0.27 - 0.30 | completions, and chat without a parser (with one: 501) |
+| 0.31 - 0.32 | chat with a parser leaks stop tokens into the text: not used |
+| >= 0.33 | all |
+
+Source: contract section 7 (Probe); measured on 0.28, 0.32 and 0.33.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+NON_STREAM_SINCE = (0, 24)
+STREAM_SINCE = (0, 27)
+CHAT_STREAM_WITH_PARSER_SINCE = (0, 33)
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What the chain may ask of the sidecars.
+
+    Attributes:
+        enabled: render_config.enable.
+        derenders: whole answers.
+        streams: completions chunks.
+        streams_chat: chat chunks.
+        parser: a tool or reasoning parser is configured; None when unknown.
+        version: as /version says, or empty.
+        missing: what a person should know, one line each.
+
+    """
+
+    enabled: bool = True
+    derenders: bool = True
+    streams: bool = True
+    streams_chat: bool = True
+    parser: bool | None = None
+    version: str = ""
+    missing: tuple[str, ...] = ()
+
+
+def by_version(version: str, *, parser: bool | None) -> Capability:
+    """What a sidecar of this version can do. An unreadable version is taken for a current one."""
+    number = version_number(version)
+    if number is None:
+        return Capability(parser=parser, version=version)
+    derenders = number >= NON_STREAM_SINCE
+    streams = number >= STREAM_SINCE
+    streams_chat = streams and (parser is False or number >= CHAT_STREAM_WITH_PARSER_SINCE)
+    missing = []
+    if not derenders:
+        missing.append(f"vLLM {version} has no derender endpoints (0.24 and newer do)")
+    elif not streams:
+        missing.append(f"vLLM {version} has no streaming derender (0.27 and newer do)")
+    elif not streams_chat:
+        missing.append(
+            f"vLLM {version} cannot derender chat streams with parsers as native vLLM would (0.33 and newer can)"
+        )
+    return Capability(
+        derenders=derenders,
+        streams=streams,
+        streams_chat=streams_chat,
+        parser=parser,
+        version=version,
+        missing=tuple(missing),
+    )
+
+
+def version_number(version: str) -> tuple[int, int] | None:
+    """(major, minor) of a vLLM version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None

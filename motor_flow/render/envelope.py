@@ -1,0 +1,129 @@
+"""What must the Coordinator know of a client's request?
+
+A thin envelope: model, stream, choices, prompts, stop strings and the few fields that decide the route. Everything else
+stays the bytes that the client sent and reaches Render (or, on the native route, the engine) untouched, so that nothing
+is lost that this program does not know.
+
+Types are Render's business: a field of the wrong type is peeked as absent here and refused there, with vLLM's message.
+The one thing taken away: KV and EC transfer parameters, which name other engines' memory and can kill an engine.
+
+Source: contract section 3 and 6; vLLM 0.33 openai/{chat_completion,completion}/protocol.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from motor_flow.errors import ClientError
+
+Api = Literal["chat", "completions"]
+PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
+
+T = TypeVar("T")
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_encode = msgspec.json.encode
+
+
+def peek(raw: Raw | None, kind: type[T], default: T) -> T:
+    """The value if it has this type, else the default. "true" and 1 are booleans, as they are to pydantic."""
+    if raw is None:
+        return default
+    try:
+        return msgspec.json.decode(raw, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return default
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Envelope:
+    """One client request.
+
+    Attributes:
+        fields: the client's body, top level only, values as sent; transfer parameters removed.
+        model: the model name, empty when absent.
+        stream: the client wants server-sent events.
+        include_usage: a usage chunk at the end of the stream.
+        continuous_usage: usage on every chunk too.
+        n: choices per prompt, >= 1.
+        prompts: how many prompts the request holds, >= 1.
+
+    """
+
+    api: Api
+    fields: dict[str, Raw]
+    model: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    n: int
+    prompts: int
+
+    @classmethod
+    def parse(cls, api: Api, body: bytes) -> Envelope:
+        """Read a request body.
+
+        Raises:
+            ClientError: it is not one JSON object.
+
+        """
+        try:
+            fields = _fields.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ClientError(f"the request body is not a JSON object: {exc}") from None
+        for key in TRANSFER_KEYS:
+            fields.pop(key, None)
+        _strip_extra_arguments(fields)
+        options = peek(fields.get("stream_options"), _StreamOptions, _StreamOptions())
+        include_usage = bool(options.include_usage)
+        return cls(
+            api=api,
+            fields=fields,
+            model=peek(fields.get("model"), str, ""),
+            stream=peek(fields.get("stream"), bool, False),  # noqa: FBT003 - the default of `stream`
+            include_usage=include_usage,
+            continuous_usage=include_usage and bool(options.continuous_usage_stats),
+            n=max(1, peek(fields.get("n"), int, 1)),
+            prompts=_count_prompts(fields.get("prompt")) if api == "completions" else 1,
+        )
+
+    def encode(self) -> bytes:
+        """The request for Render, or for an engine's own OpenAI API."""
+        return _encode(self.fields)
+
+    def given(self, key: str) -> bool:
+        """The client set this field to something that is not null, false or empty."""
+        raw = self.fields.get(key)
+        return raw is not None and bytes(raw) not in (b"null", b"false", b"[]", b'""', b"{}")
+
+    def text(self, key: str) -> str | None:
+        """A string field, or None."""
+        return peek(self.fields.get(key), str, "") or None
+
+
+def _strip_extra_arguments(fields: dict[str, Raw]) -> None:
+    """vLLM merges `vllm_xargs` into the sampling parameters' extra_args, where connectors look for their parameters."""
+    raw = fields.get("vllm_xargs")
+    if raw is None:
+        return
+    extra = peek(raw, dict[str, Any], {})
+    if any(key in extra for key in TRANSFER_KEYS):
+        fields["vllm_xargs"] = Raw(_encode({key: value for key, value in extra.items() if key not in TRANSFER_KEYS}))
+
+
+def _count_prompts(raw: Raw | None) -> int:
+    """`"a"` and `[1, 2]` are one prompt; `["a", "b"]` and `[[1], [2]]` are two."""
+    items = peek(raw, list[Raw], [])
+    if not items or bytes(items[0])[:1] not in (b'"', b"["):
+        return 1
+    return len(items)

@@ -1,0 +1,66 @@
+"""Can the chain answer this request, or does it take the engine's own OpenAI API from the start?
+
+One table. A row names what the chain's own endpoints cannot do, so that the choice is made before anything is
+committed. `skips_render` marks the rows where Render itself refuses what an engine accepts; all others are rendered
+first, because Render validates the request and its token ids serve admission and scheduling on either route.
+
+Source: contract sections 6 and 7; vllm 0.33: entrypoints/scale_out/{render,derender}/serving.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from machines.context import Route
+from motor_flow.render.capability import Capability
+from motor_flow.render.envelope import Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Requests that the chain cannot answer as native vLLM would."""
+
+    reason: str
+    holds: Callable[[Envelope, Capability], bool]
+    skips_render: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The route of a request's first attempt, and why."""
+
+    route: Route
+    render: bool
+    reason: str = ""
+
+
+RULES = (
+    Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
+    Rule("beam search", lambda request, _: request.given("use_beam_search"), skips_render=True),
+    Rule("echo", lambda request, _: request.given("echo")),
+    Rule(
+        "prompt_logprobs of completions",
+        lambda request, _: (
+            request.api == "completions" and request.fields.get("prompt_logprobs") not in (None, b"null")
+        ),
+    ),
+    Rule("stop strings in a stream", lambda request, _: request.stream and request.given("stop")),
+    Rule(
+        "the sidecar cannot derender chat streams",
+        lambda request, sidecar: request.stream and request.api == "chat" and not sidecar.streams_chat,
+    ),
+    Rule(
+        "the sidecar cannot derender streams",
+        lambda request, sidecar: request.stream and not sidecar.streams,
+    ),
+    Rule("the sidecar cannot derender", lambda _, sidecar: not sidecar.derenders),
+)
+
+
+def decide(request: Envelope, sidecar: Capability) -> Decision:
+    """The route of the first attempt."""
+    for rule in RULES:
+        if rule.holds(request, sidecar):
+            return Decision("native", sidecar.enabled and not rule.skips_render, rule.reason)
+    return Decision("token_only", render=True)

@@ -1,0 +1,63 @@
+"""Which engine instances are there?
+
+One map from id to instance, filled from the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from motor_flow.config import InstanceSection
+from motor_flow.config.sections import Role
+from motor_flow.net.http import origin_of
+from motor_flow.net.stream import Origin
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One engine.
+
+    Attributes:
+        url: base URL without a trailing slash.
+        requests: engine requests of ours that are in flight there.
+
+    """
+
+    id: int
+    role: Role
+    url: str
+    origin: Origin
+    requests: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.id}"
+
+    @classmethod
+    def of(cls, section: InstanceSection) -> Instance:
+        """From its configuration.
+
+        Raises:
+            ValueError: the URL is none.
+
+        """
+        return cls(section.id, section.role, section.url.rstrip("/"), origin_of(section.url))
+
+
+class Registry:
+    """All instances, in the order in which they were registered."""
+
+    def __init__(self, instances: Iterable[Instance] = ()) -> None:
+        self._instances = {instance.id: instance for instance in instances}
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(self._instances.values())
+
+    def of_role(self, role: Role) -> list[Instance]:
+        return [instance for instance in self._instances.values() if instance.role == role]
+
+    @property
+    def schedulable(self) -> bool:
+        """Something could serve a request."""
+        return bool(self._instances)
