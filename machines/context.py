@@ -110,11 +110,15 @@ class RequestFacts:
     """One client request.
 
     Attributes:
+        emit: puts bytes into the client's bounded channel.
         visible: a token-bearing delta is in the client's channel.
-        answer: the derendered whole answer, before (`pending_answer`) and after its commit.
+        route: of the current attempt.
+        attempt: counted from 1.
+        answer: the whole answer, before (`pending_answer`) and after its commit.
 
     """
 
+    emit: Callable[[bytes], None] = no_outlet
     visible: bool = False
     route: Route = "token_only"
     attempt: int = 0
@@ -122,8 +126,18 @@ class RequestFacts:
     answer: bytes | None = None
 
     def commit(self) -> None:
-        """The whole answer becomes the client's."""
+        """The derendered whole answer becomes the client's."""
         if self.pending_answer is None:
             raise RuntimeError("commit without a derendered answer")
-        self.answer, self.pending_answer = self.pending_answer, None
+        self.accept()
+
+    def accept(self) -> None:
+        """The engine's own whole answer becomes the client's; a streamed one was shown chunk by chunk already."""
+        if self.pending_answer is not None:
+            self.answer, self.pending_answer = self.pending_answer, None
+            self.visible = True
+
+    def show(self, chunk: bytes) -> None:
+        """A chunk of the engine's own stream becomes the client's; room was reserved before."""
+        self.emit(chunk)
         self.visible = True

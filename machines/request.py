@@ -26,7 +26,7 @@ class RequestMachine(StateMachine):
         placed = scheduled.to(generating)
         generated = generating.to(derendering)  # every whole token answer is here
         streamed = generating.to(committed)  # every stream has committed its last chunk
-        answered = generating.to(committed)  # native route: the engine spoke OpenAI itself
+        answered = generating.to(committed, on=r.accept)  # native route: the engine spoke OpenAI itself
         derendered = derendering.to(committed, on=r.commit)
 
     completed = State(final=True)

@@ -14,6 +14,12 @@ class Committing(Protocol):
     def commit(self) -> None: ...
 
 
+class Accepting(Protocol):
+    """A context that may hold a whole answer in the client's own form."""
+
+    def accept(self) -> None: ...
+
+
 class Finishing(Protocol):
     """A stream's context."""
 
@@ -35,3 +41,8 @@ def has_finish(ctx: Finishing) -> bool:
 def commit(ctx: Committing) -> None:
     """What was derendered becomes the client's, in one step."""
     ctx.commit()
+
+
+def accept(ctx: Accepting) -> None:
+    """An engine's own whole answer becomes the client's."""
+    ctx.accept()

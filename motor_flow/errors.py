@@ -49,6 +49,7 @@ class MotorFlowError(Exception):
         param: the offending request field, when there is one.
         retry_after_s: seconds, for 429 and 503.
         detail: for the log only: addresses, exceptions.
+        quoted: the message is an upstream's and may repeat the client's input: never logged.
 
     """
 
@@ -64,6 +65,7 @@ class MotorFlowError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         detail: str = "",
+        quoted: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "…"
@@ -72,6 +74,7 @@ class MotorFlowError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.detail = detail
+        self.quoted = quoted
 
     @property
     def body(self) -> dict[str, Any]:

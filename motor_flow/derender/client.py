@@ -66,7 +66,7 @@ class DerenderClient:
         said = complaint(reply)
         match judge(reply.status, reply.body):
             case Verdict.REFUSED | Verdict.UNKNOWN:
-                raise DerenderError(said.message, status=reply.status, kind=said.kind, param=said.param)
+                raise DerenderError(said.message, status=reply.status, kind=said.kind, param=said.param, quoted=True)
             case Verdict.UNSUPPORTED:
                 raise DerenderError("the sidecar does not offer derender", status=501, detail=said.message)
             case Verdict.UNAUTHORIZED:

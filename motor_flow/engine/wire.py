@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 NULL = Raw(b"null")
-TokenIds = list[Annotated[int, Meta(ge=0)]]
+TokenIds = list[Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]]  # the ledger holds 4 bytes each
 
 
 class PromptTokensDetails(msgspec.Struct, omit_defaults=True):

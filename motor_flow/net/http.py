@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 
 import httpx
 import trio
 
-from motor_flow.net.http1 import REPLY_BYTES_MAX, Exchange, NotHttp, Pool, Reply, TimedOut
+from motor_flow.net.http1 import Exchange, Pool, Reply, TimedOut
 from motor_flow.net.stream import Origin
 
 _EXCHANGE = "motor_flow.exchange"
@@ -116,19 +115,14 @@ class HttpClient:
 
         """
         with trio.CancelScope(deadline=trio.current_time() + timeout_s):
-            async with self.open(method, url, body=body, headers=headers) as exchange:
-                parts = []
-                size = 0
-                while data := await exchange.receive():
-                    parts.append(data)
-                    size += len(data)
-                    if size > REPLY_BYTES_MAX:
-                        raise NotHttp(f"{url}: a response of more than {REPLY_BYTES_MAX} bytes")
-                return Reply(exchange.status, exchange.headers, b"".join(parts))
+            exchange = await self.start(method, url, body=body, headers=headers)
+            try:
+                return Reply(exchange.status, exchange.headers, await exchange.read())
+            finally:
+                exchange.close()
         raise TimedOut(f"{url}: no complete response within {timeout_s:g} s")
 
-    @asynccontextmanager
-    async def open(
+    async def start(
         self,
         method: str,
         url: str,
@@ -137,8 +131,13 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         connect_timeout_s: float | None = None,
         head_timeout_s: float | None = None,
-    ) -> AsyncIterator[Exchange]:
-        """Send a request; the body of the response is read by the caller. Leaving the block closes the exchange."""
+    ) -> Exchange:
+        """Send a request and wait for the head of the response; the caller reads the body and closes the exchange.
+
+        Raises:
+            TransportFault: any of its kinds.
+
+        """
         request = self._client.build_request(
             method,
             url,
@@ -148,7 +147,4 @@ class HttpClient:
         )
         response = await self._client.send(request, stream=True)
         exchange: Exchange = response.extensions[_EXCHANGE]
-        try:
-            yield exchange
-        finally:
-            exchange.close()
+        return exchange

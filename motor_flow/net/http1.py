@@ -201,6 +201,22 @@ class Exchange:
                 return b""
             await connection.advance()
 
+    async def read(self, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
+        """The whole body.
+
+        Raises:
+            NotHttp: it is longer than `bytes_max`.
+
+        """
+        parts = []
+        size = 0
+        while data := await self.receive():
+            parts.append(data)
+            size += len(data)
+            if size > bytes_max:
+                raise NotHttp(f"a response of more than {bytes_max} bytes")
+        return b"".join(parts)
+
     def close(self) -> None:
         """Give the connection back when the message was read to its end, else cut it: the peer sees that we left."""
         connection, self._connection = self._connection, None

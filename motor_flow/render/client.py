@@ -9,7 +9,7 @@ from motor_flow.errors import RenderError
 from motor_flow.net.http1 import TimedOut, TransportFault
 from motor_flow.net.sidecars import Sidecars
 from motor_flow.net.verdict import Verdict, complaint, judge
-from motor_flow.render.envelope import PATHS, Envelope
+from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH, Envelope
 from motor_flow.render.tokenization import TokenizedRequest, tokenized
 
 
@@ -33,7 +33,7 @@ class RenderClient:
             RenderError: refused (Render's own status, message, type and param), or Render could not be used.
 
         """
-        path = f"{PATHS[request.api]}/render"
+        path = f"{CHAT_PATH if request.api == 'chat' else COMPLETIONS_PATH}/render"
         try:
             reply = await self._sidecars.post(path, request.encode(), timeout_s=self._timeout_s, headers=headers)
         except TimedOut as exc:
@@ -46,7 +46,7 @@ class RenderClient:
         said = complaint(reply)
         match verdict:
             case Verdict.REFUSED | Verdict.UNKNOWN:
-                raise RenderError(said.message, status=reply.status, kind=said.kind, param=said.param)
+                raise RenderError(said.message, status=reply.status, kind=said.kind, param=said.param, quoted=True)
             case Verdict.UNSUPPORTED:
                 raise RenderError("the Render sidecar does not offer this endpoint", status=501, detail=said.message)
             case Verdict.UNAUTHORIZED:

@@ -20,8 +20,11 @@ from msgspec import Raw
 
 from motor_flow.errors import ClientError
 
-Api = Literal["chat", "completions"]
-PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Api = Literal["chat", "completions", "other"]
+"""`other`: a route that only engines know, passed through."""
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
 
 TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 

@@ -36,6 +36,7 @@ class Decision:
 
 
 RULES = (
+    Rule("not a route of the chain", lambda request, _: request.api == "other", skips_render=True),
     Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
     Rule("beam search", lambda request, _: request.given("use_beam_search"), skips_render=True),
     Rule("echo", lambda request, _: request.given("echo")),

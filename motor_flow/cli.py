@@ -1,0 +1,58 @@
+"""What can be typed after `motor-flow`?
+
+One function per verb, each one call into a view. stdout carries the result, stderr progress and logs. Imports are
+inside the verbs: `--help` answers at once.
+
+Exit status: 0 done; 1 failed; 2 usage; 3 a check found problems; 69 a needed service is unreachable; 78 bad
+configuration; 130/143 signals.
+
+Source: contract section 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_CONFIG = 78
+
+app = typer.Typer(
+    name="motor-flow",
+    help="A Coordinator for LLM serving: Render, Generate, Derender.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def options() -> None:
+    """A Coordinator for LLM serving: Render, Generate, Derender."""
+
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="JSON file; without it, the embedded cluster.")]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Inference here, management on the next port, observability after it; 0: free ports."),
+    ] = None,
+) -> None:
+    """Run the Coordinator until SIGTERM or SIGINT."""
+    from motor_flow.views.launch import launch
+
+    raise typer.Exit(launch(config, port))
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""May this client use the API?
+
+Keys are kept as sha256 digests and compared in constant time against all of them. A missing and a wrong key get the
+same answer.
+
+Source: contract section 2 (api_key_config); vLLM compares the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from motor_flow.edge.asgi import ASGIApp, Receive, Scope, Send
+from motor_flow.edge.routes import header_of, refuse
+from motor_flow.errors import ClientError
+
+
+class KeyCheck:
+    """Lets only requests with a known bearer key through.
+
+    Args:
+        app: what is protected.
+        digests: sha256 of each valid key, hexadecimal.
+
+    """
+
+    def __init__(self, app: ASGIApp, digests: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [bytes.fromhex(digest) for digest in digests]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._known(header_of(scope, b"authorization") or b""):
+            error = ClientError("a valid API key is needed: Authorization: Bearer <key>", status=401)
+            await refuse(send, error, [(b"www-authenticate", b"Bearer")])
+            return
+        await self._app(scope, receive, send)
+
+    def _known(self, authorization: bytes) -> bool:
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = False
+        for valid in self._digests:
+            found |= hmac.compare_digest(digest, valid)
+        return found and scheme.lower() == b"bearer"

@@ -1,0 +1,65 @@
+"""What is a request called, by its client, by us and by the engines?
+
+The client's own x-request-id is echoed and names the response, as with native vLLM. Engines get ids that are unique in
+this process, because clients repeat theirs and vLLM does not check.
+
+Source: contract section 3; vLLM 0.33 entrypoints (base request id: header, then body, then random).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from motor_flow.edge.asgi import Scope
+from motor_flow.edge.routes import header_of
+from motor_flow.effects.context import Identity
+from motor_flow.render.envelope import Api, Envelope
+
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_SAFE_VALUE = re.compile(r"[\x21-\x7e]{1,256}")
+_PREFIXES: dict[Api, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "other": ""}
+
+
+def request_id(scope: Scope) -> str:
+    """The client's x-request-id if it is a sane one, else a new one."""
+    given = header_of(scope, b"x-request-id")
+    if given is not None and _SAFE_ID.fullmatch(given):
+        return given.decode("ascii")
+    return secrets.token_hex(16)
+
+
+def identify(scope: Scope, name: str, envelope: Envelope, created: int) -> Identity:
+    """All names of one request.
+
+    Args:
+        scope: ASGI's.
+        name: as `request_id` gave it.
+        envelope: the request.
+        created: Unix time, seconds.
+
+    """
+    base = name
+    if header_of(scope, b"x-request-id") is None:
+        own = envelope.text("request_id")
+        if own is not None and _SAFE_ID.fullmatch(own.encode("utf-8", "replace")):
+            base = own
+    return Identity(
+        request_id=name,
+        response_id=_PREFIXES[envelope.api] + base,
+        engine_base=f"{base}.{secrets.token_hex(4)}",
+        created=created,
+    )
+
+
+def forwarded_headers(scope: Scope, envelope: Envelope) -> dict[str, str]:
+    """What engines and sidecars get of the client's headers: trace context and session id, nothing else."""
+    headers = {}
+    for name in (b"traceparent", b"tracestate", b"x-session-id"):
+        value = header_of(scope, name)
+        if value is not None:
+            headers[name.decode()] = value.decode("latin-1")
+    session = envelope.text("session_id")
+    if "x-session-id" not in headers and session is not None and _SAFE_VALUE.fullmatch(session):
+        headers["x-session-id"] = session
+    return headers

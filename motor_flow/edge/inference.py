@@ -1,0 +1,207 @@
+"""How does one client request run, from its body to the summary line?
+
+One nursery per request: the machine's flow, the task that writes to the client, and the one that keeps a silent stream
+alive. When the flow ends, however it ends, nothing of the request is left but its summary.
+
+Source: RFC 请求生命周期; contract sections 3 and 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+from motor_flow.derender.normalise import Frame
+from motor_flow.edge.asgi import Headers, Receive, Scope, Send
+from motor_flow.edge.identity import forwarded_headers, identify, request_id
+from motor_flow.edge.responder import HttpResponder
+from motor_flow.edge.routes import JSON, error_headers, read_body
+from motor_flow.edge.summary import record
+from motor_flow.effects.context import Marks, RequestRun
+from motor_flow.effects.ports import Services
+from motor_flow.effects.request import DONE, request_effects
+from motor_flow.errors import ClientError, MotorFlowError, Stage
+from motor_flow.flow import Flow
+from motor_flow.render.envelope import Api, Envelope
+from motor_flow.telemetry.journal import Journal
+from motor_flow.telemetry.log import get_logger
+
+STAGES: dict[str, Stage] = {
+    "rendering": "render",
+    "admitted": "admission",
+    "scheduled": "schedule",
+    "generating": "generate",
+    "derendering": "derender",
+    "committed": "client",
+}
+_KINDS: dict[Api, str] = {"chat": "chat.completion.chunk", "completions": "text_completion", "other": ""}
+_log = get_logger()
+
+
+class Inference:
+    """The inference routes.
+
+    Args:
+        services: the process.
+        journal: of requests in flight.
+        chunks_max: stream_config.queue_chunks_max.
+        refusal: answer every request with this instead.
+
+    """
+
+    def __init__(
+        self, services: Services, journal: Journal, *, chunks_max: int, refusal: MotorFlowError | None = None
+    ) -> None:
+        self._services = services
+        self._journal = journal
+        self._chunks_max = chunks_max
+        self._refusal = refusal
+        self._live: set[_Supervision] = set()
+
+    def route(self, api: Api) -> _Route:
+        """The ASGI application of one kind of route."""
+        return _Route(self, api)
+
+    def evict_all(self, error: MotorFlowError) -> None:
+        """End every running request now; open streams get this error."""
+        for supervision in list(self._live):
+            supervision.evict(error)
+
+    async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run one request."""
+        arrived = trio.current_time()
+        name = request_id(scope)
+        headers: Headers = [(b"x-request-id", name.encode())]
+        services = self._services
+        responder = HttpResponder(send, headers, chunks_max=self._chunks_max)
+        try:
+            envelope = Envelope.parse(api, await read_body(receive))
+            if self._refusal is not None:
+                raise self._refusal
+        except MotorFlowError as error:
+            services.metrics.requests.labels(api, "false", "none", "none", str(error.status)).inc()
+            await responder.respond(error.status, error.encode(), [JSON, *error_headers(error)])
+            return
+        identity = identify(scope, name, envelope, int(services.wall()))
+        model = services.shown_model(envelope.model)
+        run = RequestRun(
+            emit=responder.put,
+            services=services,
+            envelope=envelope,
+            identity=identity,
+            responder=responder,
+            path=scope["path"],
+            headers=forwarded_headers(scope, envelope),
+            frame=Frame(identity.response_id, _KINDS[api], identity.created, model),
+            marks=Marks(arrived=arrived),
+        )
+        supervision = _Supervision(run, responder, deadline=arrived + services.infer_timeout_s)
+        self._live.add(supervision)
+        try:
+            with services.leases.hold("contexts"), self._journal.live(supervision.describe):
+                await supervision.run()
+        finally:
+            self._live.discard(supervision)
+
+
+class _Route:
+    def __init__(self, inference: Inference, api: Api) -> None:
+        self._inference = inference
+        self._api: Api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._inference.serve(self._api, scope, receive, send)
+
+
+class _Supervision:
+    """One request's nursery."""
+
+    def __init__(self, request: RequestRun, responder: HttpResponder, *, deadline: float) -> None:
+        self._request = request
+        self._responder = responder
+        self._flow = Flow(request_effects, request, deadline=deadline)
+        self._scope = trio.CancelScope()
+        self._eviction: MotorFlowError | None = None
+        responder.on_gone = self.leave
+
+    def leave(self) -> None:
+        """The client has left."""
+        self._scope.cancel(reason="client disconnected")
+
+    def evict(self, error: MotorFlowError) -> None:
+        """End the request now, with this error."""
+        self._eviction = error
+        self._scope.cancel(reason=error.message)
+
+    async def run(self) -> None:
+        services, responder = self._request.services, self._responder
+        error: MotorFlowError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(responder.run)
+                if services.keep_alive_s:
+                    nursery.start_soon(responder.keep_alive, services.keep_alive_s)
+                with self._scope:
+                    await self._flow.run()
+                error = self._error()
+                if error is not None:
+                    await self._report(error)
+                nursery.cancel_scope.cancel(reason="the request has ended")
+        finally:
+            record(self._flow, error)
+
+    def _error(self) -> MotorFlowError | None:
+        """What to tell the client, when the request did not complete."""
+        flow = self._flow
+        if flow.state == "completed" or (flow.state == "cancelled" and self._eviction is None):
+            return None
+        error = self._eviction or flow.fault
+        stage = STAGES[flow.trace[-1][0].source]
+        if not isinstance(error, MotorFlowError):
+            _log.error(
+                "bug",
+                request_id=self._request.identity.request_id,
+                phase=stage,
+                trace=[str(edge) for edge, _ in flow.trace],
+                exc_info=error,
+            )
+            error = MotorFlowError("internal error")
+            error.stage = stage
+        elif error.stage == "client" and not isinstance(error, ClientError):
+            error.stage = stage  # raised by the flow itself or from outside: it belongs to where the request was
+        return error
+
+    async def _report(self, error: MotorFlowError) -> None:
+        responder = self._responder
+        if responder.sealed:
+            await responder.finish(b"data: %b\n\n%b" % (error.encode(), DONE))
+        elif not responder.answered:
+            headers: Headers = [JSON, *error_headers(error)]
+            if self._request.engine_asked:
+                headers.append((b"x-should-retry", b"false"))
+            await responder.respond(error.status, error.encode(), headers)
+
+    def describe(self) -> dict[str, Any]:
+        """For /debug/requests: states, times and counts."""
+        flow, request = self._flow, self._request
+        now = trio.current_time()
+        entered = flow.trace[-1][1] if flow.trace else flow.started
+        return {
+            "request_id": request.identity.request_id,
+            "api": request.envelope.api,
+            "stream": request.stream,
+            "route": request.route,
+            "reason": request.native_reason,
+            "state": flow.state,
+            "dwell_s": round(now - entered, 3),
+            "age_s": round(now - request.marks.arrived, 3),
+            "attempt": request.attempt,
+            "instances": [leg.instance.name for leg in request.legs],
+            "prompt_tokens": request.prompt_tokens,
+            "completion_tokens": request.completion_tokens,
+            "streams": len(request.streams),
+            "streams_finished": sum(stream.finish is not None for stream in request.streams),
+            "visible": request.visible,
+            "sealed": self._responder.sealed,
+        }

@@ -1,0 +1,65 @@
+"""What may an orchestrator ask, and what may an operator see?
+
+Management port: probes and the list of instances. Observability port: metrics and the requests in flight. None of them
+waits for a sidecar or an engine.
+
+Source: contract sections 4 and 5; MindIE Motor's probes (/readiness stays 200, or a Service would cut off the
+Controller).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from motor_flow.edge.asgi import ASGIApp, Receive, Scope, Send
+from motor_flow.edge.routes import Routes, respond, respond_json
+from motor_flow.scheduling.registry import Registry
+from motor_flow.telemetry.journal import Journal
+from motor_flow.telemetry.metrics import Metrics
+
+EXPOSITION = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+
+def json_view(value: Callable[[], object]) -> ASGIApp:
+    """An application that answers with what `value` returns."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond_json(send, value())
+
+    return app
+
+
+def management_routes(registry: Registry, ready: Callable[[], bool]) -> Routes:
+    """The management port."""
+    readiness = json_view(lambda: {"ready": ready()})
+    alive = json_view(lambda: {"status": "ok"})
+    instances = json_view(
+        lambda: {
+            "instances": [
+                {"id": i.id, "role": i.role, "url": i.url, "state": "available", "requests": i.requests}
+                for i in registry
+            ]
+        }
+    )
+    return Routes(
+        {
+            "GET /startup": alive,
+            "GET /liveness": alive,
+            "GET /readiness": readiness,
+            "GET /instances": instances,
+        }
+    )
+
+
+def observability_routes(metrics: Metrics, journal: Journal) -> Routes:
+    """The observability port."""
+
+    async def exposition(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, metrics.exposition(), [EXPOSITION])
+
+    return Routes(
+        {
+            "GET /metrics": exposition,
+            "GET /debug/requests": json_view(lambda: {"requests": journal.describe()}),
+        }
+    )

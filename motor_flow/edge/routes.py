@@ -1,0 +1,96 @@
+"""Which application answers which path?
+
+An exact table, checked once per request. Unknown paths and methods get the project's error shape, which is why this
+is not a framework's router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from motor_flow.edge.asgi import ASGIApp, Headers, Receive, Scope, Send
+from motor_flow.errors import ClientError, MotorFlowError
+
+JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
+
+
+class Routes:
+    """An ASGI application made of others.
+
+    Args:
+        table: `{"METHOD /path": app}`; a path that ends in `/*` matches everything below it.
+
+    """
+
+    def __init__(self, table: Mapping[str, ASGIApp]) -> None:
+        self._exact: dict[str, dict[str, ASGIApp]] = {}
+        self._below: dict[str, dict[str, ASGIApp]] = {}
+        for key, app in table.items():
+            method, path = key.split(" ")
+            where = self._below if path.endswith("/*") else self._exact
+            where.setdefault(path.removesuffix("*"), {})[method] = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        methods = self._exact.get(path)
+        if methods is None:
+            methods = next((apps for prefix, apps in self._below.items() if path.startswith(prefix)), None)
+        if methods is None:
+            await refuse(send, ClientError(f"there is no {path} here", status=404))
+            return
+        app = methods.get(scope["method"])
+        if app is None:
+            allowed = ", ".join(sorted(methods))
+            error = ClientError(f"{path} takes {allowed}, not {scope['method']}", status=405)
+            await refuse(send, error, [(b"allow", allowed.encode())])
+            return
+        await app(scope, receive, send)
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """A whole response."""
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", b"%d" % len(body))],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_json(send: Send, value: object, status: int = 200) -> None:
+    """A whole JSON response."""
+    await respond(send, status, msgspec.json.encode(value), [JSON])
+
+
+async def refuse(send: Send, error: MotorFlowError, headers: Headers | None = None) -> None:
+    """An error response."""
+    await respond(send, error.status, error.encode(), [JSON, *error_headers(error), *(headers or ())])
+
+
+def error_headers(error: MotorFlowError) -> Headers:
+    """Headers that belong to an error, whatever the request was."""
+    if error.status in (429, 503):
+        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]
+    return []
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole request body; the server bounds it."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    parts = [body]
+    while message.get("more_body"):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    return b"".join(parts)
+
+
+def header_of(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this lower-case name."""
+    return next((value for key, value in scope["headers"] if key == name), None)

@@ -1,0 +1,151 @@
+"""What does one engine leg do, from its request to its last token?
+
+Coarse on purpose: a leg opens one engine stream and feeds the inboxes of its choices, or fetches one whole answer. It
+has no per-chunk states; those belong to the streams. It never raises for an engine's failure while streaming: the fault
+goes into the inboxes, behind the tokens that came before it.
+
+Source: RFC Generate 阶段; vLLM 0.33 scale_out/token_in_token_out/serving.py; contract section 7.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from motor_flow.derender.coalesce import split
+from motor_flow.effects.context import Leg, RequestRun
+from motor_flow.effects.inbox import Event
+from motor_flow.engine.client import read_whole
+from motor_flow.engine.events import EventReader
+from motor_flow.engine.token_only import GENERATE_PATH, generate_body
+from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_whole
+from motor_flow.errors import EngineError, MotorFlowError
+
+GOOD_FINISHES = frozenset({"stop", "length", "repetition"})
+RECOMPUTED = "recomputed"  # vllm-ascend: the engine gave up the request's KV; what came so far is not an end
+TAIL_S = 1.0  # how long usage and [DONE] may take after the last token
+
+
+async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
+    """Feed the inboxes of the leg's choices until each has finished or the engine has failed."""
+    fault: MotorFlowError = EngineError("the engine's stream ended without a finish reason")
+    try:
+        with run.services.leases.hold("producers"):
+            await _pump(run, leg)
+    except EngineError as exc:
+        fault = exc
+    for stream in leg.streams:
+        stream.inbox.fail(fault)
+
+
+async def _pump(run: RequestRun, leg: Leg) -> None:
+    services, barrier = run.services, run.barrier
+    assert leg.prompt is not None
+    assert barrier is not None
+    body = generate_body(leg.prompt, request_id=leg.request_id, stream=True)
+    url = leg.instance.url + GENERATE_PATH
+    with services.leases.hold("engine_streams"):
+        async with services.engines.open(
+            url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
+        ) as exchange:
+            barrier.head()
+            reader = EventReader(exchange, services.patience)
+            while not all(stream.inbox.finished for stream in leg.streams):
+                events = await reader.next()
+                if not events:
+                    return
+                if not run.marks.first_event:
+                    run.marks.first_event = trio.current_time()
+                for event in events:
+                    _dispatch(leg, event)
+                for stream in leg.streams:
+                    await stream.inbox.room()
+            # The engine's usage and the end of the body: they also make the connection usable again.
+            with trio.move_on_after(TAIL_S):
+                while events := await reader.next():
+                    for event in events:
+                        _dispatch(leg, event)
+
+
+def _dispatch(leg: Leg, raw: bytes) -> None:
+    try:
+        chunk = decode_chunk(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise EngineError("the engine sent an event that cannot be read", detail=str(exc)) from None
+    if chunk.error is not None:
+        raise reported(chunk.error)
+    if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+        leg.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
+    choices = chunk.choices
+    if len(choices) == 1:
+        _deliver(leg, choices[0], raw)
+    elif choices:
+        for choice, part in zip(choices, split(raw), strict=True):
+            _deliver(leg, choice, part)
+
+
+def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes) -> None:
+    if not 0 <= choice.index < len(leg.streams):
+        raise EngineError(f"the engine sent choice {choice.index} of {len(leg.streams)}")
+    check_finish(choice.finish_reason, choice.stop_reason)
+    inbox = leg.streams[choice.index].inbox
+    if inbox.finished:
+        raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
+    inbox.put(Event(raw, choice.token_ids or [], choice.finish_reason))
+
+
+async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
+    """Fetch the engine's complete answer for one prompt.
+
+    Raises:
+        EngineError: it failed, refused, or its answer is not complete.
+
+    """
+    services = run.services
+    assert leg.prompt is not None
+    body = generate_body(leg.prompt, request_id=leg.request_id, stream=False)
+    url = leg.instance.url + GENERATE_PATH
+    with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+        async with services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
+            whole = await read_whole(exchange)
+    try:
+        answer = decode_whole(whole)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
+    indexes = sorted(choice.index for choice in answer.choices)
+    if indexes != list(range(leg.prompt.n)):
+        raise EngineError(f"the engine answered choices {indexes} of {leg.prompt.n}")
+    for choice in answer.choices:
+        check_finish(choice.finish_reason or "no reason", choice.stop_reason)
+    leg.completion_tokens = sum(len(choice.token_ids or ()) for choice in answer.choices)
+    if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
+        leg.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens
+    leg.whole = whole
+
+
+def leg_headers(run: RequestRun, leg: Leg) -> dict[str, str]:
+    """vLLM takes this header before the body's request_id: both carry the leg's own id."""
+    return {**run.headers, "x-request-id": leg.request_id}
+
+
+def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
+    """HTTP 200, `[DONE]` and a finish reason are not success: an aborted or recomputed request has all three.
+
+    Raises:
+        EngineError: the engine ended the request without finishing it.
+
+    """
+    if finish is None:
+        return
+    if finish not in GOOD_FINISHES:
+        raise EngineError(f"the engine ended the request with finish reason {finish!r}")
+    if stop_reason == RECOMPUTED:
+        raise EngineError("the engine gave the request up to recompute it")
+
+
+def reported(error: ErrorObject) -> EngineError:
+    """An error event inside HTTP 200: vLLM reports what it finds late this way, a bad request as well as its death."""
+    code = error.code if isinstance(error.code, int) else 500
+    if 400 <= code < 500 and code not in (401, 403, 404, 408, 425, 429):
+        return EngineError(error.message, status=code, kind=error.type, param=error.param, quoted=True)
+    return EngineError("the engine reported a failure", detail=error.message)

@@ -1,0 +1,192 @@
+"""How does an engine answer in OpenAI form itself, on the native route?
+
+For requests that the chain cannot answer, for a process without Render, and for routes that only engines know. The
+engine's events and answers keep their content; the id is ours, KV parameters are removed, nulls that no client
+wants are dropped, and an end without a finish reason is a failure here as anywhere.
+
+Source: RFC 能力范围 (原生链路); contract sections 3 and 7 (Route, Pass-through).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import trio
+from msgspec import Raw
+
+from motor_flow.derender.normalise import clean_delta, rename_reasoning
+from motor_flow.effects.context import Leg, RequestRun
+from motor_flow.effects.leg import TAIL_S, check_finish, leg_headers, reported
+from motor_flow.engine.client import read_whole
+from motor_flow.engine.events import EventReader
+from motor_flow.engine.wire import ErrorObject, Usage
+from motor_flow.errors import EngineError
+from motor_flow.net.http1 import Exchange
+from motor_flow.render.envelope import peek
+
+EVENT_STREAM = b"text/event-stream"
+_TOP_NULLS = frozenset({"usage", "prompt_token_ids"})
+_CHOICE_NULLS = frozenset({"finish_reason", "logprobs", "stop_reason", "token_ids", "prompt_token_ids"})
+_HIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
+_encode = msgspec.json.encode
+
+
+class _Finish(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Peek(msgspec.Struct):
+    choices: list[_Finish] | None = None
+    error: ErrorObject | None = None
+    usage: Usage | None = None
+
+
+_read = msgspec.json.Decoder(_Peek).decode
+_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def native_body(run: RequestRun, leg: Leg) -> bytes:
+    """The client's own request under the leg's id. Streams always ask for usage, for our own count."""
+    fields: dict[str, object] = dict(run.envelope.fields)
+    if run.envelope.api == "other":
+        return _encode(fields)
+    fields["request_id"] = leg.request_id
+    raw = run.envelope.fields.get("stream_options", Raw(b"null"))
+    if run.stream and bytes(raw)[:1] in (b"{", b"n"):  # anything else is refused by the engine, with its own words
+        fields["stream_options"] = {**peek(raw, dict[str, Any], {}), "include_usage": True}
+    return _encode(fields)
+
+
+async def native_answer(run: RequestRun, leg: Leg) -> None:
+    """One engine call in OpenAI form, streamed into the client's channel or put into `run.pending_answer`.
+
+    Raises:
+        EngineError: the engine refused or failed.
+
+    """
+    services = run.services
+    with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+        async with services.engines.open(
+            leg.instance.url + run.path,
+            native_body(run, leg),
+            headers=leg_headers(run, leg),
+            head_timeout_s=services.patience.first_event_s if run.stream else None,
+        ) as exchange:
+            media_type = next((v for k, v in exchange.headers if k.lower() == b"content-type"), b"application/json")
+            streams = media_type.lower().startswith(EVENT_STREAM)
+            if run.envelope.api == "other":
+                await _pass_through(run, exchange, media_type.decode("latin-1"), streams=streams)
+            elif not run.stream:
+                _take_whole(run, leg, await read_whole(exchange))
+            elif not streams:
+                raise EngineError("the engine answered a stream request without a stream")
+            else:
+                await _relay_events(run, leg, EventReader(exchange, services.patience))
+
+
+async def _pass_through(run: RequestRun, exchange: Exchange, media_type: str, *, streams: bool) -> None:
+    run.media_type = media_type
+    if not streams:
+        run.pending_answer = await read_whole(exchange)
+        return
+    while data := await exchange.receive():
+        if not run.responder.sealed:
+            run.responder.seal(b"", media_type)
+            run.stream = True
+        await run.responder.reserve()
+        run.show(data)
+
+
+def _take_whole(run: RequestRun, leg: Leg, body: bytes) -> None:
+    try:
+        seen = _read(body)
+        answer = _object(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
+    for choice in seen.choices or ():
+        check_finish(choice.finish_reason or "no reason", choice.stop_reason)
+    _count(leg, seen.usage)
+    answer["id"] = run.identity.response_id
+    for key in _HIDDEN:
+        answer.pop(key, None)
+    for choice in answer.get("choices") or ():
+        if isinstance(choice, dict) and isinstance(message := choice.get("message"), dict):
+            rename_reasoning(message, run.services.reasoning_field)
+    run.pending_answer = _encode(answer)
+
+
+async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
+    """Stream events to the client until every choice has finished."""
+    barrier = run.barrier
+    assert barrier is not None
+    barrier.head()
+    unfinished = set(range(run.envelope.n * run.envelope.prompts))
+    first = True
+    while events := await reader.next():
+        for raw in events:
+            event = _client_event(run, leg, raw, unfinished)
+            if first:
+                first = False
+                run.marks.first_event = trio.current_time()
+                barrier.first()
+                await barrier.open.wait()
+            if event:
+                await run.responder.reserve()
+                run.marks.first_chunk = run.marks.first_chunk or trio.current_time()
+                run.marks.last_chunk = trio.current_time()
+                run.show(event)
+        if reader.done:
+            break
+    if unfinished:
+        raise EngineError("the engine's stream ended without a finish reason")
+    with trio.move_on_after(TAIL_S):
+        while await reader.next():
+            pass
+
+
+def _client_event(run: RequestRun, leg: Leg, raw: bytes, unfinished: set[int]) -> bytes:
+    """The event as the client is to see it; empty when it is none of the client's."""
+    try:
+        seen = _read(raw)
+        event = _object(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise EngineError("the engine sent an event that cannot be read", detail=str(exc)) from None
+    if seen.error is not None:
+        raise reported(seen.error)
+    for choice in seen.choices or ():
+        check_finish(choice.finish_reason, choice.stop_reason)
+        if choice.finish_reason is not None:
+            unfinished.discard(choice.index)
+    _count(leg, seen.usage)
+    if not run.include_usage:
+        if not seen.choices:
+            return b""
+        event.pop("usage", None)
+    event["id"] = run.identity.response_id
+    event["created"] = run.identity.created
+    event["choices"] = [_clean_choice(run, choice) for choice in event.get("choices") or ()]
+    shown = {k: v for k, v in event.items() if k not in _HIDDEN and (v is not None or k in _TOP_NULLS)}
+    return b"data: %b\n\n" % _encode(shown)
+
+
+def _clean_choice(run: RequestRun, choice: Any) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    delta = choice.get("delta")
+    if isinstance(delta, dict) and "role" not in delta:
+        choice["delta"] = clean_delta(delta)
+        rename_reasoning(choice["delta"], run.services.reasoning_field)
+    elif isinstance(delta, dict):
+        choice["delta"] = {key: value for key, value in delta.items() if value is not None}
+    return {key: value for key, value in choice.items() if value is not None or key in _CHOICE_NULLS}
+
+
+def _count(leg: Leg, usage: Usage | None) -> None:
+    if usage is None:
+        return
+    leg.completion_tokens = usage.completion_tokens or leg.completion_tokens
+    if usage.prompt_tokens_details is not None:
+        leg.cached_tokens = usage.prompt_tokens_details.cached_tokens

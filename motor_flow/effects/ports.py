@@ -1,0 +1,74 @@
+"""What do the effects need from the outside?
+
+`Responder` is the client's side of one request; `Services` is the process they run in. The composition root makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from motor_flow.derender.client import DerenderClient
+from motor_flow.derender.normalise import ReasoningField
+from motor_flow.engine.client import EngineClient
+from motor_flow.engine.events import Patience
+from motor_flow.render.capability import Capability
+from motor_flow.render.client import RenderClient
+from motor_flow.scheduling.leases import LeaseLedger
+from motor_flow.scheduling.policy import RoundRobin
+from motor_flow.scheduling.registry import Registry
+from motor_flow.telemetry.metrics import Metrics
+
+
+class Responder(Protocol):
+    """The response to one request. Only it writes to the client."""
+
+    @property
+    def sealed(self) -> bool:
+        """HTTP 200 and the stream's head are on their way; failures are events from here on."""
+
+    def seal(self, first: bytes, media_type: str) -> None:
+        """Commit to a streamed 200 that starts with these bytes."""
+
+    async def reserve(self) -> None:
+        """Wait for room for one chunk in the client's bounded channel."""
+
+    def put(self, chunk: bytes) -> None:
+        """Put a chunk into reserved room; an empty one gives the room back."""
+
+    def unreserve(self) -> None:
+        """Give reserved room back."""
+
+    async def finish(self, tail: bytes) -> None:
+        """End a sealed stream with these bytes, and wait until everything has left."""
+
+    async def answer(self, body: bytes, media_type: str) -> None:
+        """Send a whole 200 answer, and wait until it has left."""
+
+
+@dataclass(slots=True, eq=False)
+class Services:
+    """The process that requests run in.
+
+    Attributes:
+        capability: of the sidecars, as probed.
+        wall: Unix time in seconds; only for `created`.
+
+    """
+
+    capability: Capability
+    render: RenderClient
+    derender: DerenderClient
+    engines: EngineClient
+    registry: Registry
+    policy: RoundRobin
+    leases: LeaseLedger
+    metrics: Metrics
+    patience: Patience
+    coalesce: bool
+    reasoning_field: ReasoningField
+    keep_alive_s: float
+    infer_timeout_s: float
+    wall: Callable[[], float]
+    shown_model: Callable[[str], str]

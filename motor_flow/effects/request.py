@@ -1,0 +1,252 @@
+"""What does a request do in each state of its machine?
+
+Source: RFC 请求生命周期; contract section 7.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import trio
+
+from machines import REQUEST
+from machines.context import TokenizedPrompt
+from motor_flow.derender.answer import client_answer
+from motor_flow.derender.normalise import ChatNormaliser, TextNormaliser, role_choice
+from motor_flow.derender.session import ChunkDerenderer, derender_whole, slim_request
+from motor_flow.derender.usage import encoded_usage, usage_object
+from motor_flow.effects.context import Barrier, Leg, RequestRun, StreamRun
+from motor_flow.effects.leg import fetch_whole_leg, read_stream_leg
+from motor_flow.effects.native import native_answer
+from motor_flow.effects.stream import drive
+from motor_flow.engine.token_only import leg_id
+from motor_flow.errors import ScheduleError
+from motor_flow.flow import Effects
+from motor_flow.render.route import decide
+
+SSE_MEDIA_TYPE = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+request_effects: Effects[RequestRun] = Effects(REQUEST)
+_encode = msgspec.json.encode
+
+
+# --- rendering ------------------------------------------------------------------------------------
+
+
+@request_effects.on("rendering")
+async def render(run: RequestRun) -> Literal["rendered"]:
+    """Choose the route, and get the request's tokens from Render."""
+    envelope, services = run.envelope, run.services
+    decision = decide(envelope, services.capability)
+    run.route, run.native_reason = decision.route, decision.reason
+    run.stream = envelope.stream
+    run.include_usage, run.continuous_usage = envelope.include_usage, envelope.continuous_usage
+    if decision.render:
+        headers = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode("latin-1")) for k, v in run.headers.items())
+        run.tokens = await services.render.render(
+            envelope, headers=b"%bx-request-id: %b\r\n" % (headers, run.identity.engine_base.encode())
+        )
+        # Render read the request as an engine would: its view of these is the right one.
+        run.stream = run.tokens.stream
+        run.include_usage, run.continuous_usage = run.tokens.include_usage, run.tokens.continuous_usage
+    run.marks.rendered = trio.current_time()
+    return "rendered"
+
+
+# --- admitted -------------------------------------------------------------------------------------
+
+
+@request_effects.on("admitted")
+async def admit(_: RequestRun) -> Literal["granted"]:
+    """Every request is granted at once."""
+    await trio.lowlevel.checkpoint()
+    return "granted"
+
+
+# --- scheduled ------------------------------------------------------------------------------------
+
+
+@request_effects.on("scheduled")
+async def schedule(run: RequestRun) -> Literal["placed"]:
+    """Reserve an instance for each leg of a new attempt, and make everything that belongs to the attempt."""
+    await trio.lowlevel.checkpoint()
+    run.attempt += 1
+    prompts: list[TokenizedPrompt | None] = [None]
+    if run.route == "token_only":
+        assert run.tokens is not None
+        prompts = list(run.tokens.prompts)
+        if run.stream and not run.streams:
+            run.streams = _streams(run)
+    run.legs = [_leg(run, index, prompt) for index, prompt in enumerate(prompts)]
+    if run.stream and run.envelope.api != "other":
+        waiting = len(run.streams) if run.route == "token_only" else 1
+        run.barrier = Barrier(heads=len(run.legs), firsts=waiting)
+    run.marks.placed = trio.current_time()
+    return "placed"
+
+
+def _leg(run: RequestRun, index: int, prompt: TokenizedPrompt | None) -> Leg:
+    services = run.services
+    candidates = services.registry.of_role("union")
+    if not candidates:
+        raise ScheduleError("no engine instance can serve this request", retry_after_s=1)
+    instance = services.policy.choose("union", candidates)
+    run.held.enter_context(services.leases.hold("instance_slots"))
+    return Leg(
+        index=index,
+        instance=instance,
+        request_id=leg_id(run.identity.engine_base, run.attempt, index),
+        prompt=prompt,
+        streams=[stream for stream in run.streams if stream.prompt is prompt],
+    )
+
+
+def _streams(run: RequestRun) -> list[StreamRun]:
+    """One stream for each choice of each prompt; the client's index is prompt * n + choice."""
+    envelope, services, tokens = run.envelope, run.services, run.tokens
+    assert tokens is not None
+    slim = _encode(slim_request(envelope.fields, chat=run.chat))
+    wants_ids = envelope.given("return_token_ids")
+    streams: list[StreamRun] = []
+    for prompt in tokens.prompts:
+        derenderer = ChunkDerenderer(
+            services.derender,
+            chat=run.chat,
+            request=slim,
+            model=envelope.model,
+            ids=prompt.ids,
+            parser=services.capability.parser,
+        )
+        for choice in range(prompt.n):
+            index = len(streams)
+            streams.append(
+                StreamRun(
+                    request=run,
+                    prompt=prompt,
+                    index=index,
+                    choice=choice,
+                    emit=run.responder.put,
+                    derenderer=derenderer,
+                    chat=ChatNormaliser(index, services.reasoning_field) if run.chat else None,
+                    text=None if run.chat else TextNormaliser(index),
+                    prompt_ids=_encode(prompt.ids) if wants_ids and choice == 0 else b"",
+                )
+            )
+    return streams
+
+
+# --- generating -----------------------------------------------------------------------------------
+
+
+@request_effects.on("generating")
+async def generate(run: RequestRun) -> Literal["generated", "streamed", "answered"]:
+    """Run the legs, and the streams beside them, in one nursery: whatever ends one of them badly ends all."""
+    run.engine_asked = True
+    async with trio.open_nursery() as nursery:
+        if run.barrier is not None:
+            nursery.start_soon(_seal_when_ready, run, run.barrier)
+        for leg in run.legs:
+            if run.route == "native":
+                nursery.start_soon(native_answer, run, leg)
+            elif run.stream:
+                nursery.start_soon(read_stream_leg, run, leg)
+            else:
+                nursery.start_soon(fetch_whole_leg, run, leg)
+        for stream in run.streams:
+            nursery.start_soon(drive, stream)
+    if run.route == "native":
+        return "answered"
+    return "streamed" if run.stream else "generated"
+
+
+async def _seal_when_ready(run: RequestRun, barrier: Barrier) -> None:
+    """HTTP 200 once every engine stream has answered; see `Barrier`."""
+    await barrier.all_heads.wait()
+    if run.services.keep_alive_s:
+        with trio.move_on_after(run.services.keep_alive_s):
+            await barrier.all_firsts.wait()
+    else:
+        await barrier.all_firsts.wait()
+    run.responder.seal(_role_events(run), SSE_MEDIA_TYPE)
+    barrier.open.set()
+
+
+def _role_events(run: RequestRun) -> bytes:
+    """The first events of a chat: the roles of all choices, in order. Prompt ids go out once, with the first."""
+    if not run.chat or run.route == "native":
+        return b""
+    events = []
+    for stream in run.streams:
+        usage = encoded_usage(len(stream.prompt.ids), 0) if run.continuous_usage else None
+        top = b',"prompt_token_ids":%b' % stream.prompt_ids if stream.prompt_ids else b""
+        events.append(run.frame.event(role_choice(stream.index), usage, top))
+    return b"".join(events)
+
+
+# --- derendering ----------------------------------------------------------------------------------
+
+
+@request_effects.on("derendering")
+async def derender(run: RequestRun) -> Literal["derendered"]:
+    """All whole answers of the request in one call."""
+    services, tokens = run.services, run.tokens
+    assert tokens is not None
+    started = trio.current_time()
+    with services.metrics.derender_whole():
+        body = await derender_whole(
+            services.derender,
+            chat=run.chat,
+            fields=run.envelope.fields,
+            model=run.envelope.model,
+            prompts=[prompt.ids for prompt in tokens.prompts],
+            answers=[leg.whole for leg in run.legs],
+        )
+        run.pending_answer = client_answer(
+            body,
+            identity=run.identity.response_id,
+            created=run.identity.created,
+            model=services.shown_model(run.envelope.model),
+            usage=usage_object(run.prompt_tokens, run.completion_tokens, run.cached_tokens),
+            choices=sum(prompt.n for prompt in tokens.prompts),
+            reasoning_field=services.reasoning_field,
+        )
+    services.metrics.derender_seconds.observe(trio.current_time() - started)
+    for leg in run.legs:
+        leg.whole = b""
+    return "derendered"
+
+
+# --- committed ------------------------------------------------------------------------------------
+
+
+@request_effects.on("committed")
+async def deliver(run: RequestRun) -> Literal["delivered"]:
+    """Send what is left: the whole answer, or the end of the stream."""
+    responder = run.responder
+    if not responder.sealed:
+        assert run.answer is not None
+        await responder.answer(run.answer, run.media_type)
+        return "delivered"
+    tail = b""
+    if run.route == "token_only" and run.include_usage:
+        usage = encoded_usage(run.prompt_tokens, run.completion_tokens, run.cached_tokens)
+        tail = run.frame.event(b"", usage)
+    if run.envelope.api != "other":
+        tail += DONE
+    await responder.finish(tail)
+    return "delivered"
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+@request_effects.final("completed", "failed", "cancelled")
+async def settle(run: RequestRun) -> None:
+    """Give back what the request holds. The nurseries have closed every engine stream already."""
+    run.held.close()
+    await trio.lowlevel.checkpoint()
+
+
+request_effects.seal()

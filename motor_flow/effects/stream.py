@@ -1,0 +1,108 @@
+"""What does one stream do in each state of its machine?
+
+The hot path: one pass is one batch of engine tokens, from the inbox through Derender into the client's channel. The
+batch is taken late, once the channel has room, so whatever arrived meanwhile is merged into it.
+
+Source: RFC Streaming Derender, steps 1-6.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import trio
+
+from machines import STREAM
+from machines.context import PendingChunk
+from motor_flow.derender.coalesce import merged
+from motor_flow.derender.usage import encoded_usage
+from motor_flow.effects.context import StreamRun
+from motor_flow.errors import DerenderError, EngineError
+from motor_flow.flow import Effects, Flow
+
+stream_effects: Effects[StreamRun] = Effects(STREAM)
+
+
+async def drive(stream: StreamRun) -> None:
+    """Run one stream to its end; raises what ended it badly."""
+    flow = Flow(stream_effects, stream)
+    if await flow.run() != "finished":
+        raise flow.fault or RuntimeError(f"a stream ended {flow.state} without a reason")
+
+
+@stream_effects.on("opening", engine_failed=EngineError)
+async def wait_until_ready(stream: StreamRun) -> Literal["ready"]:
+    """The first event of this stream, then of all its siblings."""
+    barrier = stream.request.barrier
+    assert barrier is not None
+    await stream.inbox.arrival()
+    barrier.first()
+    await barrier.open.wait()
+    return "ready"
+
+
+@stream_effects.on("generating", engine_failed=EngineError)
+async def wait_for_tokens(stream: StreamRun) -> Literal["chunk"]:
+    await stream.inbox.arrival()
+    return "chunk"
+
+
+@stream_effects.on("derendering")
+async def derender(stream: StreamRun) -> Literal["derendered"]:
+    """Room for the result first, then the batch: nothing may wait between the answer and its commit."""
+    run = stream.request
+    responder, metrics = run.responder, run.services.metrics
+    await responder.reserve()
+    try:
+        batch = stream.inbox.take(alone=stream.state is None or not run.services.coalesce)
+        last = batch[-1]
+        if len(batch) == 1:
+            ids, raw = last.ids, last.raw
+        else:
+            ids, raw = [token for event in batch for token in event.ids], merged([event.raw for event in batch])
+            metrics.coalesced_chunks.inc(len(batch) - 1)
+        started = trio.current_time()
+        try:
+            choice, state, finish = await _choice(stream, raw, last.finish)
+        except DerenderError:
+            metrics.derender_stream_failed.inc()
+            raise
+        now = trio.current_time()
+        metrics.derender_stream_ok.inc()
+        metrics.derender_seconds.observe(now - started)
+    except BaseException:
+        responder.unreserve()
+        raise
+    if not run.marks.first_chunk:
+        run.marks.first_chunk = now
+    run.marks.last_chunk = now
+    usage = _running_usage(stream, len(ids)) if run.continuous_usage and choice else None
+    stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
+    return "derendered"
+
+
+async def _choice(stream: StreamRun, raw: bytes, engine_finish: str | None) -> tuple[bytes, bytes, str | None]:
+    """The client's choice object, the next state and the finish reason that the client sees."""
+    derenderer = stream.derenderer
+    assert derenderer is not None
+    if stream.chat is not None:
+        chat, state = await derenderer.chat_chunk(raw, stream.state)
+        finish = (chat.finish_reason or engine_finish) if engine_finish is not None else None
+        return stream.chat.choice(chat, finish), state, finish
+    assert stream.text is not None
+    text, state = await derenderer.text_chunk(raw, stream.state)
+    finish = (text.finish_reason or engine_finish) if engine_finish is not None else None
+    return stream.text.choice(text, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
+
+
+def _running_usage(stream: StreamRun, more: int) -> bytes:
+    return encoded_usage(len(stream.prompt.ids), len(stream.ledger) + more)
+
+
+@stream_effects.on("committed")
+async def move_on(_: StreamRun) -> Literal["onward"]:
+    """Nothing to wait for: the guard decides whether there is more."""
+    return "onward"
+
+
+stream_effects.seal()

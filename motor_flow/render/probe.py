@@ -1,0 +1,67 @@
+"""What can a sidecar do, found out by asking it?
+
+At the start and before ready only: version, one render, and one streaming derender of its first token id. The
+derender is sent without the request and the prompt ids, which a sidecar with a parser refuses with 400: that tells
+whether one is configured; its streaming is then tried with both. Later probes are GETs.
+
+Source: contract section 7 (Probe); vLLM 0.33 scale_out/derender/serving.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from motor_flow.net.asking import ask_version
+from motor_flow.net.http import HttpClient
+from motor_flow.net.http1 import Reply, TransportFault
+from motor_flow.render.capability import Capability, by_version
+
+PROBE_TIMEOUT_S = 5.0
+_encode = msgspec.json.encode
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+
+
+async def probe_sidecar(http: HttpClient, url: str) -> Capability | None:
+    """What the sidecar at this address can do; None when nobody answers."""
+    version = await ask_version(http, url)
+    if version is None:
+        return None
+    try:
+        rendered = await _post(
+            http, f"{url}/v1/chat/completions/render", {"messages": [{"role": "user", "content": "x"}]}
+        )
+        if rendered.status != 200:
+            return replace(
+                by_version(version, parser=None), missing=(f"render of a probe answered HTTP {rendered.status}",)
+            )
+        ids = msgspec.json.decode(rendered.body, type=_Rendered).token_ids
+        return await _probe_stream(http, url, version, ids)
+    except (TransportFault, msgspec.DecodeError) as exc:
+        return replace(by_version(version, parser=None), missing=(f"the probe failed: {exc}",))
+
+
+async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]) -> Capability:
+    chunk = {"request_id": "probe", "choices": [{"index": 0, "token_ids": ids[:1], "finish_reason": None}]}
+    body: dict[str, object] = {"stream": True, "generate_chunk": chunk}
+    path = f"{url}/v1/chat/completions/derender"
+    bare = await _post(http, path, body)
+    parser = bare.status != 200
+    if parser:
+        request = {"messages": [{"role": "user", "content": "x"}]}
+        full = await _post(http, path, body | {"chat_request": request, "prompt_token_ids": ids})
+    else:
+        full = bare
+    capability = by_version(version, parser=parser)
+    if full.status == 200:
+        return capability
+    missing = f"streaming chat derender answered HTTP {full.status} to a probe"
+    return replace(capability, streams_chat=False, missing=(*capability.missing, missing))
+
+
+async def _post(http: HttpClient, url: str, body: object) -> Reply:
+    return await http.call("POST", url, body=_encode(body), timeout_s=PROBE_TIMEOUT_S)

@@ -1,0 +1,174 @@
+"""How does the process run, from its listeners to its exit status?
+
+```
+listen on three ports -> probe -> "ready" -> serve
+      first SIGTERM/SIGINT: not ready, accept no more, let requests finish   -> exit 0
+      second one, or drain_config.timeout: error event to open streams       -> exit 143 / 130
+```
+
+Source: contract sections 1 and 7 (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from motor_flow.app import App
+from motor_flow.config.sections import TlsSection
+from motor_flow.edge.asgi import ASGIApp
+from motor_flow.edge.limits import Limits
+from motor_flow.edge.server import Server
+from motor_flow.telemetry.log import get_logger
+
+EXIT_FAILED = 1
+EXIT_BY_SIGNAL = {signal.SIGTERM: 143, signal.SIGINT: 130}
+LAST_WORDS_S = 2.0  # for error events to leave after an eviction
+Listeners = Sequence[trio.SocketListener] | Sequence[trio.SSLListener[trio.SocketStream]]
+_log = get_logger()
+
+
+class CannotListen(Exception):
+    """A port is taken, or not ours to take."""
+
+
+class Process:
+    """One serving process.
+
+    Args:
+        app: what it serves.
+
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        stall_s = app.config.stream.client_stall_timeout
+        limits = Limits(write_stall_s=stall_s)
+        self._inference = Server(app.inference, limits, on_bug=_report)
+        self._side: list[Server] = []
+
+    async def run(self, *, announce: bool = True) -> int:
+        """Serve until a signal ends it; returns the exit status.
+
+        Raises:
+            CannotListen: an address is not available.
+
+        """
+        api = self._app.config.api
+        infer_tls, mgmt_tls = self._app.config.infer_tls, self._app.config.mgmt_tls
+        places: list[tuple[int, ASGIApp, TlsSection]] = [
+            (api.coordinator_api_infer_port, self._app.inference, infer_tls),
+            (api.coordinator_api_mgmt_port, self._app.management, mgmt_tls),
+            (api.coordinator_obs_port, self._app.observability, mgmt_tls),
+        ]
+        listeners = [await _listen(api.coordinator_api_host, port, tls) for port, _, tls in places]
+        status = 0
+        async with trio.open_nursery() as nursery:
+            for listening, (_, app, _) in zip(listeners[1:], places[1:], strict=True):
+                server = Server(app, on_bug=_report)
+                self._side.append(server)
+                await nursery.start(server.serve, listening)
+            nursery.start_soon(self._app.keep_house)
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                await self._app.start()
+                finished = trio.Event()
+                nursery.start_soon(self._serve_inference, listeners[0], finished)
+                if announce:
+                    self._announce(listeners)
+                status = await self._until_the_end(signals, finished)
+            nursery.cancel_scope.cancel(reason="the process ends")
+        self._app.close()
+        return status
+
+    def _announce(self, listeners: Sequence[Listeners]) -> None:
+        schemes = [
+            "https" if tls.enable_tls else "http" for tls in (self._app.config.infer_tls, self._app.config.mgmt_tls)
+        ]
+        infer, mgmt, obs = (_address(listening) for listening in listeners)
+        line = f"ready {schemes[0]}://{infer} mgmt {schemes[1]}://{mgmt} obs {schemes[1]}://{obs}"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    async def _serve_inference(self, listeners: Listeners, finished: trio.Event) -> None:
+        try:
+            await self._inference.serve(listeners)
+        finally:
+            finished.set()
+
+    async def _until_the_end(self, signals: object, finished: trio.Event) -> int:
+        first = await _next_signal(signals)
+        timeout_s = self._app.config.drain.timeout
+        _log.info("drain.begin", signal=signal.Signals(first).name, requests=self._app.requests, timeout_s=timeout_s)
+        self._app.drain()
+        self._inference.drain()
+        forced = first
+        async with trio.open_nursery() as nursery:
+
+            async def until_second_signal() -> None:
+                nonlocal forced
+                forced = await _next_signal(signals)
+                nursery.cancel_scope.cancel(reason="second signal")
+
+            nursery.start_soon(until_second_signal)
+            with trio.move_on_after(timeout_s):
+                await finished.wait()
+            nursery.cancel_scope.cancel(reason="drained, or too late")
+        if finished.is_set():
+            _log.info("drain.done")
+            return 0
+        _log.warning("drain.forced", requests=self._app.requests)
+        self._app.evict_all()
+        with trio.move_on_after(LAST_WORDS_S):
+            await finished.wait()
+        return EXIT_BY_SIGNAL[signal.Signals(forced)]
+
+
+async def _next_signal(signals: object) -> int:
+    async for number in signals:  # type: ignore[attr-defined]  # trio does not export the receiver's type
+        return int(number)
+    raise RuntimeError("the signal receiver ended")
+
+
+async def _listen(host: str, port: int, tls: TlsSection) -> Listeners:
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host)
+    except OSError as exc:
+        raise CannotListen(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+    if not tls.enable_tls:
+        return listeners
+    context = _tls_context(tls)
+    return [trio.SSLListener(listener, context, https_compatible=True) for listener in listeners]
+
+
+def _tls_context(tls: TlsSection) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    password = Path(tls.passwd_file).read_text(encoding="utf-8").strip() if tls.passwd_file else None
+    try:
+        context.load_cert_chain(tls.cert_file, tls.key_file, password)
+        if tls.ca_file:
+            context.load_verify_locations(tls.ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+        if tls.crl_file:
+            context.load_verify_locations(tls.crl_file)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    except OSError as exc:
+        raise CannotListen(f"TLS files cannot be used: {exc}") from exc
+    return context
+
+
+def _address(listeners: Listeners) -> str:
+    listener = listeners[0]
+    plain = listener.transport_listener if isinstance(listener, trio.SSLListener) else listener
+    assert isinstance(plain, trio.SocketListener)
+    host, port = plain.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _report(bug: BaseException) -> None:
+    _log.error("bug", exc_info=bug)
