@@ -49,6 +49,19 @@ def serve(
     raise typer.Exit(launch(config, port))
 
 
+@app.command()
+def diagram(
+    machine: Annotated[str | None, typer.Argument(help="request or stream; without it, all.")] = None,
+    form: Annotated[str, typer.Option("--format", help="mermaid, md, dot or svg.")] = "mermaid",
+    out: Annotated[Path | None, typer.Option(help="Write every format there instead of printing one.")] = None,
+    check: Annotated[bool, typer.Option(help="Exit 3 when the committed pictures differ from the code.")] = False,
+) -> None:
+    """Draw the state machines."""
+    from motor_flow.views.drawing import draw
+
+    raise typer.Exit(draw(machine, form, out, check=check))
+
+
 def main() -> None:
     """The console script."""
     app()

@@ -94,7 +94,7 @@ class Exchange:
         service.active += 1
         try:
             with self._scope:
-                if not self._connection.gone:
+                if not self._connection.ending:
                     await service.app(self._asgi_scope(), self.receive, self.send)
         except* Exception as group:  # noqa: BLE001 - the supervisor of the application
             for bug in _bugs(group):
