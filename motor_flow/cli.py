@@ -26,6 +26,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
 
 @app.callback()
 def options() -> None:
@@ -60,6 +63,33 @@ def diagram(
     from motor_flow.views.drawing import draw
 
     raise typer.Exit(draw(machine, form, out, check=check))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Option("--config", help="JSON file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Validate a configuration and probe everything it names; exit 3 if something is unfit."""
+    from motor_flow.views.check import run_check
+
+    raise typer.Exit(run_check(config, as_json=as_json))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """The JSON Schema of the configuration file."""
+    from motor_flow.views.settings import print_schema
+
+    raise typer.Exit(print_schema())
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile = None) -> None:
+    """The effective configuration, secrets hidden."""
+    from motor_flow.views.settings import print_effective
+
+    raise typer.Exit(print_effective(config))
 
 
 def main() -> None:

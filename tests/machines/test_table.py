@@ -31,7 +31,7 @@ def test_step_returns_the_edge_and_runs_no_action():
 
 @pytest.mark.parametrize("event", ["chunk", "no_such_event"])
 def test_an_event_the_state_does_not_allow_is_a_bug(event):
-    with pytest.raises(IllegalEvent, match="StreamMachine: event '.*' is not allowed in 'opening'"):
+    with pytest.raises(IllegalEvent, match=r"StreamMachine: event '.*' is not allowed in 'opening'"):
         STREAM.step("opening", event, None)
 
 

@@ -19,7 +19,6 @@ from trio.testing import memory_stream_pair
 from motor_flow.edge.server import Limits, Server
 
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
-SETTLE_S = 1000
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -156,6 +155,7 @@ class Site:
         self.app = app
         self.outcomes: list[str] = []
         self.bugs: list[BaseException] = []
+        self.settle_s = 1000
         self.server = Server(self._watched, Limits(**limits), on_bug=self.bugs.append)
         self._manager = trio.open_nursery()
         self._ends: list[tuple[Any, Any]] = []
@@ -185,9 +185,9 @@ class Site:
 
     async def settled(self) -> None:
         """Wait until every connection has ended."""
-        with trio.fail_after(SETTLE_S):
+        with trio.fail_after(self.settle_s):
             while self.server.connections:  # noqa: ASYNC110 - the server has no one to tell
-                await trio.sleep(0.01)
+                await trio.sleep(0.1)
 
     async def __aenter__(self) -> Self:
         self.nursery = await self._manager.__aenter__()
