@@ -146,6 +146,7 @@ class _Connection:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
+            self.complete = False  # whatever came before it, this connection is not to be used again
             raise NotHttp(f"{self.origin}: not an HTTP response ({exc})") from exc
 
     def _untouched(self) -> bool:

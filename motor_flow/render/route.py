@@ -42,9 +42,7 @@ RULES = (
     Rule("echo", lambda request, _: request.given("echo")),
     Rule(
         "prompt_logprobs of completions",
-        lambda request, _: (
-            request.api == "completions" and request.fields.get("prompt_logprobs") not in (None, b"null")
-        ),
+        lambda request, _: request.api == "completions" and request.given("prompt_logprobs"),
     ),
     Rule("stop strings in a stream", lambda request, _: request.stream and request.given("stop")),
     Rule(

@@ -155,7 +155,8 @@ class Site:
         self.app = app
         self.outcomes: list[str] = []
         self.bugs: list[BaseException] = []
-        self.settle_s = 1000
+        self.settle_s = 1000.0
+        self.poll_s = 0.1
         self.server = Server(self._watched, Limits(**limits), on_bug=self.bugs.append)
         self._manager = trio.open_nursery()
         self._ends: list[tuple[Any, Any]] = []
@@ -187,7 +188,7 @@ class Site:
         """Wait until every connection has ended."""
         with trio.fail_after(self.settle_s):
             while self.server.connections:  # noqa: ASYNC110 - the server has no one to tell
-                await trio.sleep(0.1)
+                await trio.sleep(self.poll_s)
 
     async def __aenter__(self) -> Self:
         self.nursery = await self._manager.__aenter__()

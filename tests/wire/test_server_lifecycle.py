@@ -255,7 +255,8 @@ async def misbehave(client, choice):
                 await client.to_the_end()
                 return
             else:
-                await client.trickle(request, 0.01)
+                await client.trickle(request[:50], 0.1)
+                await client.send(request[50:])
                 await client.answer()
     if choice.random() < 0.3:
         await client.stream.send_eof()
@@ -265,12 +266,11 @@ async def misbehave(client, choice):
 @pytest.mark.parametrize("seed", range(2))
 async def test_soak(autojump_clock, seed):
     """300 clients, random departures: afterwards nothing is left, and none of it was a bug."""
-    choice = random.Random(seed)
 
-    async def live(client, seed):
+    async def live(client, choice):
         await trio.sleep(choice.random() * 20)
         try:
-            await misbehave(client, random.Random(seed))
+            await misbehave(client, choice)
         except trio.BrokenResourceError:
             pass  # the server was quicker
         finally:
@@ -278,8 +278,8 @@ async def test_soak(autojump_clock, seed):
 
     async with Site(mixed) as site:
         async with trio.open_nursery() as nursery:
-            for _ in range(300):
-                nursery.start_soon(live, site.connect(), choice.random())
+            for number in range(300):
+                nursery.start_soon(live, site.connect(), random.Random(f"{seed}/{number}"))
         await site.settled()
         assert set(site.outcomes) == {"returned", "cancelled: client disconnected"}
-        assert len(site.outcomes) > 200
+        assert len(site.outcomes) > 100
