@@ -1,11 +1,13 @@
 """How are engine chunks that wait behind a derender call merged into one?
 
-Concatenate token ids and logprobs; everything else is the last chunk's. Only chunks of one choice are merged; the first
-chunk of a choice goes alone, because some reasoning parsers read its boundary; a merge holds at most `TOKENS_MAX` ids,
-because a saturated sidecar would otherwise make the output arrive in bursts. The sidecar's parsers replay every
-earlier chunk on each call, so fewer and larger chunks are also what keeps the time per token flat.
+Concatenate token ids and logprobs; everything else is the last chunk's. Only chunks of one choice are merged. The first
+chunk of a choice goes alone, and so does every chunk with a marker token (`</think>`, `<tool_call>` ...): parsers read
+their boundaries. A merge holds at most `TOKENS_MAX` ids, because a saturated sidecar would otherwise make the output
+arrive in bursts. The sidecar's parsers replay every earlier chunk on each call, so fewer and larger chunks are also
+what keeps the time per token flat.
 
-Source: measured equal for 16 kinds of request with qwen3 + hermes and deepseek_r1 when the first chunk goes alone.
+Source: measured with qwen3 + hermes and deepseek_r1: equal to one token per chunk, whatever the merging, under
+these rules.
 """
 
 from __future__ import annotations

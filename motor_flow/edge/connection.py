@@ -15,6 +15,7 @@ Source: RFC 9112 sections 9.3, 9.5 and 9.6.
 
 from __future__ import annotations
 
+import contextvars
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Connection:
     __slots__ = (
         "_answered",
         "_body_deadline",
+        "_context",
         "_cut",
         "_head_deadline",
         "_nursery",
@@ -94,6 +96,7 @@ class Connection:
         self._rest = b""  # pipelined requests
         self._room = trio.lowlevel.ParkingLot()
         self._reading = trio.CancelScope()
+        self._context = contextvars.copy_context()
         self._nursery: trio.Nursery | None = None
         self._head_deadline = math.inf
         self._body_deadline: float | None = None
@@ -197,7 +200,8 @@ class Connection:
         assert self._nursery is not None
         assert self.parser.head is not None
         self.exchange = Exchange(self, self.parser.head)
-        self._nursery.start_soon(self.exchange.run)
+        # Perhaps called at the end of the request before: its context variables are not this one's.
+        self._context.run(self._nursery.start_soon, self.exchange.run)
 
     def _next(self) -> None:
         self.parser.next()

@@ -79,7 +79,7 @@ def judge(raw: bytes, headers: Headers, body_bytes_max: int) -> RequestHead:
             expects_continue = version == "1.1" and value.lower() == b"100-continue"
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         raise ClientError("exactly one Host header is required")
-    if lengths + codings > 1:
+    if lengths + codings > 1:  # llhttp refuses this too, unless it is told to be lenient
         raise ClientError("more than one header says where the body ends")
     if body_bytes > body_bytes_max:
         raise too_large(body_bytes_max)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 SLICE_BYTES = 65536  # of a write to a stream that does not tell its progress
+PROBES = 4  # unanswered ones before TCP gives a silent client up
+_SILENCE_BEFORE_PROBES: int = getattr(socket, "TCP_KEEPALIVE", None) or socket.TCP_KEEPIDLE  # macOS, Linux
 _HANG_UP = getattr(select, "POLLRDHUP", 0)  # hang-ups and errors are reported unasked
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
@@ -44,9 +46,21 @@ class Peer:
         self.client, self.server = self._addresses()
 
     def configure(self) -> None:
-        """Bound what the kernel holds for a client that does not read; trio has set TCP_NODELAY."""
-        if self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.send_buffer_bytes)
+        """Bound what the kernel holds for a client that does not read, and probe one that says nothing.
+
+        TCP_NODELAY is set by trio already.
+        """
+        if self._socket is None:
+            return
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._limits.send_buffer_bytes)
+        if self._socket.family == socket.AF_UNIX:
+            return
+        silence_s = max(1, round(self._limits.vanish_s / 2))
+        interval_s = max(1, round(self._limits.vanish_s / 2 / PROBES))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket.setsockopt(socket.IPPROTO_TCP, _SILENCE_BEFORE_PROBES, silence_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
     def _addresses(self) -> tuple[tuple[str, int] | None, tuple[str, int | None] | None]:
         """Client and server as ASGI names them."""

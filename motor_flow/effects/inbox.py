@@ -25,12 +25,14 @@ class Event(NamedTuple):
         raw: its JSON.
         ids: its token ids; may be empty.
         finish: the engine's finish reason, on the last one.
+        lone: holds a marker token, so that it is not merged with others.
 
     """
 
     raw: bytes
     ids: list[int]
     finish: str | None
+    lone: bool = False
 
 
 class Inbox:
@@ -84,10 +86,12 @@ class Inbox:
         """The next batch: one event, or as many as may be merged."""
         events = self.events
         count = 1
-        if not alone:
+        if not (alone or events[0].lone):
             tokens = len(events[0].ids)
-            while count < len(events) and tokens + len(events[count].ids) <= TOKENS_MAX:
+            while count < len(events) and not events[count].lone:
                 tokens += len(events[count].ids)
+                if tokens > TOKENS_MAX:
+                    break
                 count += 1
         batch = events[:count]
         del events[:count]

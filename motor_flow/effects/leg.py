@@ -44,6 +44,7 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
     assert barrier is not None
     body = generate_body(leg.prompt, request_id=leg.request_id, stream=True)
     url = leg.instance.url + GENERATE_PATH
+    markers = services.capability.markers if run.chat else frozenset()
     with services.leases.hold("engine_streams"):
         async with services.engines.open(
             url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
@@ -57,17 +58,17 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
                 if not run.marks.first_event:
                     run.marks.first_event = trio.current_time()
                 for event in events:
-                    _dispatch(leg, event)
+                    _dispatch(leg, event, markers)
                 for stream in leg.streams:
                     await stream.inbox.room()
             # The engine's usage and the end of the body: they also make the connection usable again.
             with trio.move_on_after(TAIL_S):
                 while events := await reader.next():
                     for event in events:
-                        _dispatch(leg, event)
+                        _dispatch(leg, event, markers)
 
 
-def _dispatch(leg: Leg, raw: bytes) -> None:
+def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int]) -> None:
     try:
         chunk = decode_chunk(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -78,20 +79,21 @@ def _dispatch(leg: Leg, raw: bytes) -> None:
         leg.cached_tokens = chunk.usage.prompt_tokens_details.cached_tokens
     choices = chunk.choices
     if len(choices) == 1:
-        _deliver(leg, choices[0], raw)
+        _deliver(leg, choices[0], raw, markers)
     elif choices:
         for choice, part in zip(choices, split(raw), strict=True):
-            _deliver(leg, choice, part)
+            _deliver(leg, choice, part, markers)
 
 
-def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes) -> None:
+def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int]) -> None:
     if not 0 <= choice.index < len(leg.streams):
         raise EngineError(f"the engine sent choice {choice.index} of {len(leg.streams)}")
     check_finish(choice.finish_reason, choice.stop_reason)
     inbox = leg.streams[choice.index].inbox
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
-    inbox.put(Event(raw, choice.token_ids or [], choice.finish_reason))
+    ids = choice.token_ids or []
+    inbox.put(Event(raw, ids, choice.finish_reason, not markers.isdisjoint(ids)))
 
 
 async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:

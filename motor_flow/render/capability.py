@@ -1,8 +1,8 @@
 """What can the sidecars do?
 
-Probed once at the start and before ready: versions and routes, one render, and one streaming derender on its ids; later
-probes are GETs. A sidecar that could not be probed is judged by its version, and one that was never seen is taken
-at its configuration's word: requests find out.
+Probed once at the start and before ready: versions and routes, one render, one streaming derender on its ids, and
+which of the parsers' markers are single tokens; later probes are GETs. A sidecar that could not be probed is judged
+by its version, and one that was never seen is taken at its configuration's word: requests find out.
 
 | vLLM | streaming derender |
 |---|---|
@@ -34,6 +34,7 @@ class Capability:
         streams: completions chunks.
         streams_chat: chat chunks.
         parser: a tool or reasoning parser is configured; None when unknown.
+        markers: ids of the single tokens that parsers look for, as far as they are known.
         version: as /version says, or empty.
         missing: what a person should know, one line each.
 
@@ -44,6 +45,7 @@ class Capability:
     streams: bool = True
     streams_chat: bool = True
     parser: bool | None = None
+    markers: frozenset[int] = frozenset()
     version: str = ""
     missing: tuple[str, ...] = ()
 

@@ -19,7 +19,20 @@ from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.render.capability import Capability, by_version
 
 PROBE_TIMEOUT_S = 5.0
+MARKERS = (
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *("<|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>"),
+    *("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|channel|>", "<|message|>", "<|start|>"),
+    *("<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)  # of vLLM 0.33's reasoning and tool parsers
 _encode = msgspec.json.encode
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 class _Rendered(msgspec.Struct):
@@ -40,7 +53,8 @@ async def probe_sidecar(http: HttpClient, url: str) -> Capability | None:
                 by_version(version, parser=None), missing=(f"render of a probe answered HTTP {rendered.status}",)
             )
         ids = msgspec.json.decode(rendered.body, type=_Rendered).token_ids
-        return await _probe_stream(http, url, version, ids)
+        capability = await _probe_stream(http, url, version, ids)
+        return replace(capability, markers=await _marker_ids(http, url)) if capability.parser else capability
     except (TransportFault, msgspec.DecodeError) as exc:
         return replace(by_version(version, parser=None), missing=(f"the probe failed: {exc}",))
 
@@ -61,6 +75,19 @@ async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]
         return capability
     missing = f"streaming chat derender answered HTTP {full.status} to a probe"
     return replace(capability, streams_chat=False, missing=(*capability.missing, missing))
+
+
+async def _marker_ids(http: HttpClient, url: str) -> frozenset[int]:
+    """Which markers are one token in this vocabulary."""
+    found = set()
+    for marker in MARKERS:
+        reply = await _post(http, f"{url}/tokenize", {"prompt": marker, "add_special_tokens": False})
+        if reply.status != 200:
+            break  # this sidecar tokenizes for nobody
+        tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens
+        if len(tokens) == 1:
+            found.add(tokens[0])
+    return frozenset(found)
 
 
 async def _post(http: HttpClient, url: str, body: object) -> Reply:

@@ -141,7 +141,7 @@ REFUSED = {
     "max_tokens 0": chat("x", max_tokens=0),
     "wrong type": chat("x", max_tokens="many"),
     "prompt beyond the context": text("word " * 2000, max_tokens=4),
-    "prompt plus budget beyond the context": text("word " * 300, max_tokens=1000),
+    "budget beyond the context": chat("Hello!", max_tokens=5000),
     "too many stop strings": chat("x", stop=["a", "b", "c", "d", "e"]),
     "empty stop string": chat("x", stop=""),
     "n = 0": chat("x", n=0),

@@ -17,7 +17,9 @@ import trio
 from trio.testing import memory_stream_pair
 
 from motor_flow.edge.server import Limits, Server
+from motor_flow.errors import openai_type
 
+CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -28,8 +30,7 @@ def post(body: bytes, *extra: bytes, path: bytes = b"/") -> bytes:
 
 
 def chunked(*chunks: bytes) -> bytes:
-    head = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
-    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    return CHUNKED + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
 
 
 async def read_body(receive: Any) -> bytes:
@@ -62,6 +63,22 @@ class Answer:
     @property
     def error(self) -> Any:
         return json.loads(self.body)["error"]
+
+
+def check_error(answer: Answer, status: int) -> None:
+    """The answer is an error of the project's shape, and the last one of its connection."""
+    assert answer.status == status
+    assert answer.headers[b"content-type"] == b"application/json"
+    assert answer.headers[b"connection"] == b"close"
+    assert b"date" in answer.headers
+    assert answer.error["message"]
+    assert {**answer.error, "message": ""} == {
+        "message": "",
+        "type": openai_type(status),
+        "param": None,
+        "code": status,
+        "stage": "client",
+    }
 
 
 class Client:

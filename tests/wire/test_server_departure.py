@@ -272,10 +272,16 @@ async def test_client_that_stalls_at_the_last_byte_is_given_up_too(autojump_cloc
 
 async def test_application_may_give_up_a_stalled_client_itself(autojump_clock):
     async def app(scope, receive, send):
-        with trio.move_on_after(3):
-            await sending(scope, receive, send)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen, receive)
+            with trio.move_on_after(3):
+                await sending(scope, receive, send)
         with pytest.raises(ClientDisconnectedError):  # a message went out by half
             await send(EVENT)
+
+    async def listen(receive):
+        await read_body(receive)
+        assert await receive() == {"type": "http.disconnect"}
 
     outcomes, took = await stalled(app)
     assert outcomes == ["returned"]

@@ -126,6 +126,7 @@ async def test_streams_that_come_after_the_drain_are_closed(autojump_clock):
         site.server.drain()
         client = site.connect()
         await client.closed()
+        assert trio.current_time() == 0
         assert site.outcomes == []
 
 
@@ -162,6 +163,30 @@ async def test_cancelling_serve_is_the_second_stage(autojump_clock):
         assert site.outcomes == ["cancelled: deadline"]
         await client.closed()
         assert site.server.active == site.server.connections == 0
+
+
+async def test_cancelled_application_may_still_end_its_stream(autojump_clock):
+    """So that a forced stop can tell the clients of open streams, instead of cutting them."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begin", "more_body": True})
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(1, shield=True):
+                await send({"type": "http.response.body", "body": b"stopped"})
+
+    async with Site(app) as site:
+        listener = MemoryListener()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(lambda task_status: site.server.serve([listener], task_status=task_status))
+            client = listener.connect()
+            await client.send(GET)
+            await client.until(b"begin\r\n")
+            nursery.cancel_scope.cancel(reason="deadline")
+        assert await client.to_the_end() == b"7\r\nstopped\r\n0\r\n\r\n"
+        assert site.outcomes == ["cancelled: deadline"]
 
 
 async def test_connections_beyond_the_limit_wait(autojump_clock):

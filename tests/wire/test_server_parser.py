@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import httptools
 import pytest
 from hypothesis import given, settings, strategies as st
 from server_client import GET, chunked, post
 
+from motor_flow.edge.http1_head import judge
 from motor_flow.edge.http1_request import RequestParser
 from motor_flow.edge.limits import Limits
 from motor_flow.errors import ClientError
@@ -97,6 +99,7 @@ BAD = {
     "high byte in the target": (b"GET /\xff HTTP/1.1\r\nhost: test\r\n\r\n", 400),
     "fragment in the target": (b"GET /a#b HTTP/1.1\r\nhost: test\r\n\r\n", 400),
     "relative target": (b"GET a HTTP/1.1\r\nhost: test\r\n\r\n", 400),
+    "malformed absolute target": (b"GET http://a:b:c/ HTTP/1.1\r\nhost: test\r\n\r\n", 400),
     "connect": (b"CONNECT test:80 HTTP/1.1\r\nhost: test\r\n\r\n", 501),
     "another protocol": (b"GET / HTTX/1.1\r\nhost: test\r\n\r\n", 400),
     "rtsp": (b"OPTIONS * RTSP/1.0\r\nhost: test\r\n\r\n", 400),
@@ -220,6 +223,21 @@ def test_keep_alive(connection, version, expected):
     parser = RequestParser(LIMITS)
     parser.feed(b"GET / HTTP/%b\r\nhost: test\r\nconnection: %b\r\n\r\n" % (version, connection))
     assert parser.head.keep_alive is expected
+
+
+@pytest.mark.parametrize("second", [(b"content-length", b"1"), (b"transfer-encoding", b"chunked")])
+def test_two_framings_are_refused_whatever_llhttp_thinks_of_them(second):
+    with pytest.raises(ClientError, match="where the body ends"):
+        judge(b"POST / HTTP/1.1\r\n", [(b"host", b"test"), (b"content-length", b"1"), second], 1000)
+
+
+def test_a_bug_of_ours_is_not_the_clients_fault():
+    class Buggy(RequestParser):
+        def on_body(self, data):
+            raise ZeroDivisionError(data)
+
+    with pytest.raises(httptools.HttpParserCallbackError):
+        Buggy(LIMITS).feed(post(b"x"))
 
 
 def test_discarded_bodies_are_not_kept():

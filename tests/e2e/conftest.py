@@ -1,0 +1,59 @@
+"""Real vLLM for the tests that are marked `vllm`: started once per session.
+
+MOTOR_FLOW_VLLM names the directory that tests/e2e/vllm/install.sh made. Without it these tests are skipped, unless
+MOTOR_FLOW_VLLM_REQUIRED is set, as .ci/run does: then they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.e2e import real
+from tests.e2e.residue import assert_idle
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory):
+    """A real Render sidecar and a real engine: `vllm.sidecar` and `vllm.engine` are ports."""
+    home = os.environ.get("MOTOR_FLOW_VLLM")
+    if not home:
+        reason = "MOTOR_FLOW_VLLM is not set: no real vLLM here"
+        if os.environ.get("MOTOR_FLOW_VLLM_REQUIRED"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    venv = Path(home) / "v033"
+    where = tmp_path_factory.mktemp("vllm")
+    model = real.model_dir(where / "tiny")
+    sidecar, engine = real.free_port(), real.free_port()
+    with contextlib.ExitStack() as stack:
+        started = []
+        for name, command, port in (
+            ("sidecar", real.sidecar_command(venv, model, sidecar), sidecar),
+            ("engine", real.engine_command(venv, model, engine), engine),
+        ):
+            log = where / f"{name}.log"
+            started.append((stack.enter_context(real.running(command, log)), log, port))
+        for child, log, port in started:
+            real.wait_for(f"http://127.0.0.1:{port}/health", child, log)
+        yield SimpleNamespace(sidecar=sidecar, engine=engine, model=model, native=f"http://127.0.0.1:{engine}")
+
+
+@pytest.fixture(scope="session")
+def served(vllm, tmp_path_factory):
+    """The Coordinator in front of real vLLM: base URLs of its three ports."""
+    where = tmp_path_factory.mktemp("coordinator")
+    with real.coordinator(where, vllm.sidecar, [vllm.engine]) as (infer, mgmt, obs):
+        yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs, log=where / "motor-flow.log")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request):
+    """After every test that used the Coordinator, everything it counts is back to zero."""
+    yield
+    if "served" in request.fixturenames:
+        assert_idle(request.getfixturevalue("served").obs)
