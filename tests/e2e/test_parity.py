@@ -11,7 +11,7 @@ from motor_flow.views.parity.answers import read_answer
 from motor_flow.views.parity.compare import differences
 from tests.e2e.requests import REFUSED, REQUESTS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ACCEPTED = {
     # field: why the chain may differ from native vLLM 0.33
@@ -37,7 +37,6 @@ def compare(served, native_url, path, body):
     return found
 
 
-@pytest.mark.timeout(600)
 def test_native_and_chain_agree(vllm, served, capsys):
     table = Table("request", "whole", "stream", title="native vLLM 0.33 and the chain")
     different = []
