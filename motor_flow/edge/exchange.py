@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from motor_flow.edge.connection import Connection
     from motor_flow.edge.http1_head import RequestHead
 
-SENDS_PER_CHECKPOINT = 32
+SENDS_PER_CHECKPOINT = 64  # under a millisecond of one stream
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import trio
 
 from motor_flow.app import App, start_warnings
-from motor_flow.config import BadConfiguration, Config, Loaded, load
+from motor_flow.config import BadConfiguration, Config, Loaded, load, load_embedded
+from motor_flow.sim.world import embedded_cluster
 from motor_flow.telemetry.log import configure, get_logger
 from motor_flow.views.serve import EXIT_FAILED, CannotListen, Process
 
 EXIT_CONFIG = 78
+PORT_KEYS = ("coordinator_api_infer_port", "coordinator_api_mgmt_port", "coordinator_obs_port")
 _log = get_logger()
 
 
@@ -26,20 +28,33 @@ def launch(path: Path | None, port: int | None) -> int:
     """Serve; returns the exit status."""
     configure()
     try:
-        if path is None:
-            raise BadConfiguration("x", ["no"])
-        loaded = load(path)
-        config = _on_port(loaded.config, port)
-        app = App(config, source=loaded.source)
-    except BadConfiguration as exc:
-        sys.stderr.write(f"{exc}\n")
-        return EXIT_CONFIG
-    _warn(loaded)
-    try:
-        return trio.run(Process(app).run)
+        return trio.run(_embedded, port) if path is None else trio.run(_configured, path, port)
+    except* BadConfiguration as group:
+        sys.stderr.write(f"{_first(group)}\n")
+        status = EXIT_CONFIG
     except* CannotListen as group:
-        sys.stderr.write(f"{group.exceptions[0]}\n")
-    return EXIT_FAILED
+        sys.stderr.write(f"{_first(group)}\n")
+        status = EXIT_FAILED
+    return status
+
+
+async def _configured(path: Path, port: int | None) -> int:
+    return await _serve(load(path), port)
+
+
+async def _embedded(port: int | None) -> int:
+    cluster = embedded_cluster()
+    async with trio.open_nursery() as nursery:
+        await cluster.listen_on_loopback(nursery)
+        status = await _serve(load_embedded(cluster.configuration()), port)
+        nursery.cancel_scope.cancel(reason="the process ends")
+    return status
+
+
+async def _serve(loaded: Loaded, port: int | None) -> int:
+    for warning in (*loaded.warnings, *start_warnings(loaded.given)):
+        _log.warning("configuration", source=loaded.source, message=warning)
+    return await Process(App(_on_port(loaded.config, port), source=loaded.source)).run()
 
 
 def _on_port(config: Config, port: int | None) -> Config:
@@ -47,10 +62,11 @@ def _on_port(config: Config, port: int | None) -> Config:
     if port is None:
         return config
     ports = [port, port + 1, port + 2] if port else [0, 0, 0]
-    names = ("coordinator_api_infer_port", "coordinator_api_mgmt_port", "coordinator_obs_port")
-    return config.model_copy(update={"api": config.api.model_copy(update=dict(zip(names, ports, strict=True)))})
+    return config.model_copy(update={"api": config.api.model_copy(update=dict(zip(PORT_KEYS, ports, strict=True)))})
 
 
-def _warn(loaded: Loaded) -> None:
-    for warning in (*loaded.warnings, *start_warnings(loaded.given)):
-        _log.warning("configuration", source=loaded.source, message=warning)
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
