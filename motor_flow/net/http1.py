@@ -176,11 +176,12 @@ class Exchange:
 
     """
 
-    __slots__ = ("_connection", "_pool", "headers", "status")
+    __slots__ = ("_connection", "_fault", "_pool", "headers", "status")
 
     def __init__(self, pool: Pool, connection: _Connection) -> None:
         self._pool = pool
         self._connection: _Connection | None = connection
+        self._fault: TransportFault | None = None
         self.status = connection.status
         self.headers = connection.headers
 
@@ -198,9 +199,14 @@ class Exchange:
         while True:
             if data := connection.taken():
                 return data
+            if self._fault is not None:
+                raise self._fault
             if connection.complete:
                 return b""
-            await connection.advance()
+            try:
+                await connection.advance()
+            except TransportFault as fault:
+                self._fault = fault  # what came before it is delivered first
 
     async def read(self, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
         """The whole body.

@@ -26,12 +26,12 @@ class EventSplitter:
 
     """
 
-    __slots__ = ("_carriage_returns", "_limit", "_rest")
+    __slots__ = ("_limit", "_rest", "_skip_line_feed")
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._limit = event_bytes_max
-        self._carriage_returns = False
+        self._skip_line_feed = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that `data` completes.
@@ -40,12 +40,19 @@ class EventSplitter:
             OversizedEvent: the unfinished event is longer than `event_bytes_max`.
 
         """
-        rest = self._rest + data if self._rest else data
-        if self._carriage_returns or b"\r" in data:
-            rest = self._without_carriage_returns(rest)
-        *blocks, self._rest = rest.split(b"\n\n")
-        if len(self._rest) > self._limit:
-            raise OversizedEvent(f"more than {self._limit} bytes without the end of an event")
+        if self._skip_line_feed or b"\r" in data:
+            data = self._without_carriage_returns(data)
+        if self._rest:
+            seen = len(self._rest)
+            self._rest += data
+            # Only what is new can end an event: a long one is not searched again for every piece.
+            if self._rest.find(b"\n\n", seen - 1) < 0:
+                self._check()
+                return []
+            data = bytes(self._rest)
+        *blocks, rest = data.split(b"\n\n")
+        self._rest = bytearray(rest)
+        self._check()
         events = []
         for block in blocks:
             if block.startswith(b"data: ") and b"\n" not in block:
@@ -59,15 +66,18 @@ class EventSplitter:
     @property
     def pending(self) -> bool:
         """Bytes of an unfinished event are held: at the end of a stream, it was cut."""
-        return bool(self._rest.strip(b"\r\n"))
+        return bool(self._rest.strip(b"\n"))
 
-    def _without_carriage_returns(self, rest: bytes) -> bytes:
-        """CRLF and CR become LF. A CR at the very end may be half a CRLF: it waits for the next byte."""
-        self._carriage_returns = True
-        held = rest.endswith(b"\r")
-        whole = rest[:-1] if held else rest
-        whole = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        return whole + b"\r" if held else whole
+    def _check(self) -> None:
+        if len(self._rest) > self._limit:
+            raise OversizedEvent(f"more than {self._limit} bytes without the end of an event")
+
+    def _without_carriage_returns(self, data: bytes) -> bytes:
+        """CRLF and CR become LF. A CR at the very end ends its line at once; the LF that may follow it is skipped."""
+        if self._skip_line_feed and data[:1] == b"\n":
+            data = data[1:]
+        self._skip_line_feed = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _data_of(block: bytes) -> bytes | None:

@@ -133,9 +133,7 @@ def load(port, streams):
     def one():
         body = json.dumps({"model": "tiny", "prompt": "Once upon a time", "stream": True, "max_tokens": 1024}).encode()
         with socket.create_connection(("127.0.0.1", port), timeout=30) as s:
-            head = (
-                "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            )
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             s.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             answer = bytearray()
             while not answer.endswith(b"0\r\n\r\n") and (data := s.recv(1 << 16)):
