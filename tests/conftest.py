@@ -62,6 +62,8 @@ def shadow(request, monkeypatch):
     libraries = {}
 
     def lockstep(self, event):
+        if self.effects not in EFFECTS.values():
+            return take(self, event)  # a machine of a test of the trampoline itself
         library = libraries.get(id(self))
         if library is None:
             library = libraries[id(self)] = self.table.machine(start_value=self.state)

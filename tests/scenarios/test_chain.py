@@ -1,6 +1,7 @@
 """Render -> Generate -> Derender: streamed and not, one and several prompts and choices.
 
-RFC 验收标准 (非流式能力, 流式能力), 测试方案 (功能测试). The right answer is what the same engine says on its own OpenAI API.
+RFC 验收标准 (非流式能力, 流式能力), 测试方案 (功能测试). The right answer is what the same engine says on its own
+OpenAI API.
 """
 
 from __future__ import annotations
