@@ -28,6 +28,8 @@ app = typer.Typer(
 
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+sim_app = typer.Typer(help="Run one simulator as its own process.", no_args_is_help=True)
+app.add_typer(sim_app, name="sim")
 
 
 @app.callback()
@@ -35,6 +37,9 @@ def options() -> None:
     """A Coordinator for LLM serving: Render, Generate, Derender."""
 
 
+SimPort = Annotated[int, typer.Option(help="0: a free one, named on the ready line.")]
+SimHost = Annotated[str, typer.Option(help="Address to listen on.")]
+SimLength = Annotated[int, typer.Option(min=1, help="Context length in tokens.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="JSON file; without it, the embedded cluster.")]
 
 
@@ -74,6 +79,37 @@ def check(
     from motor_flow.views.check import run_check
 
     raise typer.Exit(run_check(config, as_json=as_json))
+
+
+@sim_app.command("engine")
+def sim_engine(
+    *,
+    port: SimPort = 0,
+    host: SimHost = "127.0.0.1",
+    name: Annotated[str, typer.Option(help="Who it is, for its logs and ids.")] = "engine-1",
+    pace: Annotated[float, typer.Option(min=0, help="Seconds between two tokens.")] = 0.02,
+    first_token: Annotated[float, typer.Option(min=0, help="Seconds before the first token.")] = 0.0,
+    max_model_len: SimLength = 4096,
+    scale_out: Annotated[bool, typer.Option(help="Offer the token-only routes.")] = True,
+) -> None:
+    """A token engine that speaks vLLM's protocol."""
+    from motor_flow.views.simulate import engine, run_simulator
+
+    app = engine(name=name, pace_s=pace, first_token_s=first_token, max_model_len=max_model_len, scale_out=scale_out)
+    raise typer.Exit(run_simulator(app, "engine", host, port))
+
+
+@sim_app.command("sidecar")
+def sim_sidecar(
+    port: SimPort = 0,
+    host: SimHost = "127.0.0.1",
+    max_model_len: SimLength = 4096,
+    parsers: Annotated[bool, typer.Option(help="Parse reasoning and tool calls.")] = True,
+) -> None:
+    """A Render/Derender sidecar that speaks vLLM's protocol."""
+    from motor_flow.views.simulate import run_simulator, sidecar
+
+    raise typer.Exit(run_simulator(sidecar(max_model_len=max_model_len, parsers=parsers), "sidecar", host, port))
 
 
 @config_app.command("schema")

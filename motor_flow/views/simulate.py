@@ -1,0 +1,60 @@
+"""How does one simulator run as its own process?
+
+The same applications as in the embedded cluster, on one port, until a signal. For trying a Coordinator, its deployment
+files or its clients without a model.
+
+Source: contract section 1 (sim).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Literal
+
+import trio
+
+from motor_flow.edge.asgi import ASGIApp
+from motor_flow.edge.server import Server
+from motor_flow.sim.engine import Engine
+from motor_flow.sim.sidecar import Sidecar
+
+EXIT_FAILED = 1
+HOST = "127.0.0.1"
+Kind = Literal["engine", "sidecar"]
+
+
+def run_simulator(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status."""
+    try:
+        return trio.run(_serve, app, kind, host, port)
+    except OSError as exc:
+        sys.stderr.write(f"cannot listen on {host}:{port}: {exc.strerror or exc}\n")
+        return EXIT_FAILED
+
+
+async def _serve(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
+    listeners = await trio.open_tcp_listeners(port, host=host)
+    server = Server(app)
+    bound = listeners[0].socket.getsockname()[1]
+    sys.stderr.write(f"ready http://{host}:{bound} ({kind})\n")
+    sys.stderr.flush()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve, listeners)
+            async for _ in signals:
+                nursery.cancel_scope.cancel(reason="signal")
+                break
+    return 0
+
+
+def engine(*, name: str, pace_s: float, first_token_s: float, max_model_len: int, scale_out: bool) -> Engine:
+    """A token engine."""
+    return Engine(
+        name=name, pace_s=pace_s, first_token_s=first_token_s, max_model_len=max_model_len, scale_out=scale_out
+    )
+
+
+def sidecar(*, max_model_len: int, parsers: bool) -> Sidecar:
+    """A Render/Derender sidecar."""
+    return Sidecar(max_model_len=max_model_len, parsers=parsers)
