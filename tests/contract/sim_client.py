@@ -68,7 +68,7 @@ class Ongoing:
         try:
             with self._cancel:
                 async with self._outbox:
-                    await self._app(self._scope, self._receive, self._outbox.send)
+                    await self._app(self._scope, self._receive, self._send)
         finally:
             self.over.set()
 
@@ -96,6 +96,12 @@ class Ongoing:
         """Be gone: what a server does to the app when its client hangs up."""
         self._cancel.cancel()
         await self.over.wait()
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message.get("more_body") and not message["body"]:
+            await trio.lowlevel.checkpoint()  # it only lets the head leave
+        else:
+            await self._outbox.send(message)
 
     async def _receive(self) -> dict[str, Any]:
         if self._requests:
