@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import engine_checks
-import sidecar_checks
-from asking import (
+from tests.contract import engine_checks, sidecar_checks
+from tests.contract.asking import (
     BODIES,
     CHAT,
     DERENDER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asking import (
+from tests.contract.asking import (
     ABORT,
     BODIES,
     CHAT,

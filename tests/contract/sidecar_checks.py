@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asking import (
+from tests.contract.asking import (
     CHINESE,
     COMPLETION_DERENDER,
     COMPLETION_RENDER,

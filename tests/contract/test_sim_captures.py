@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import captures
 import pytest
 import trio
-from sim_client import Client
 
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
+from tests.contract import captures
+from tests.contract.sim_client import Client
 
 NOT_EXCHANGES = {
     "abort_nonstream": "what a request answered that an abort ended: test_an_aborted_answer_is_a_partial_one",

@@ -6,8 +6,13 @@ import itertools
 import json
 from typing import Any
 
-import conformance
-from asking import (
+from hypothesis import given, settings, strategies as st
+
+from motor_flow.sim.engine import Engine
+from motor_flow.sim.sidecar import Sidecar
+from motor_flow.sim.tokenizer import tiny
+from tests.contract import conformance
+from tests.contract.asking import (
     COMPLETION,
     COMPLETION_DERENDER,
     COMPLETION_RENDER,
@@ -20,12 +25,7 @@ from asking import (
     streamed_calls,
     streamed_text,
 )
-from hypothesis import given, settings, strategies as st
-from sim_client import Client
-
-from motor_flow.sim.engine import Engine
-from motor_flow.sim.sidecar import Sidecar
-from motor_flow.sim.tokenizer import tiny
+from tests.contract.sim_client import Client
 
 settings.register_profile("sim-wire", derandomize=True, deadline=None, max_examples=25)
 SLOW = settings.get_profile("sim-wire")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import conformance
 import pytest
-from sim_client import Client
 
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
+from tests.contract import conformance
+from tests.contract.sim_client import Client
 
 
 def named(checks: Any) -> Any:

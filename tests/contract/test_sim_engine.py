@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import trio
-from asking import ABORT, CHAT, COMPLETION, GENERATE, HELLO, STORY
-from sim_client import Client, Ongoing
 from trio.testing import MockClock
 
 from motor_flow.sim.clock import MERGED_TOKENS_MAX
 from motor_flow.sim.engine import Engine
+from tests.contract.asking import ABORT, CHAT, COMPLETION, GENERATE, HELLO, STORY
+from tests.contract.sim_client import Client, Ongoing
 
 PROMPT = [5, 6, 7]
 

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import trio
-from asking import GENERATE, HELLO, RENDER
-from sim_client import Client, events
 from trio.testing import MockClock, memory_stream_pair
 
 from motor_flow.edge.server import Server
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
+from tests.contract.asking import GENERATE, HELLO, RENDER
+from tests.contract.sim_client import Client, events
 
 Pipe = trio.StapledStream[Any, Any]
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import trio
-from asking import (
+
+from motor_flow.sim.sidecar import Sidecar
+from motor_flow.sim.witness import Witness
+from tests.contract.asking import (
     COMPLETION_DERENDER,
     COMPLETION_RENDER,
     DERENDER,
@@ -19,10 +22,7 @@ from asking import (
     streamed_text,
     tokens_of,
 )
-from sim_client import Client
-
-from motor_flow.sim.sidecar import Sidecar
-from motor_flow.sim.witness import Witness
+from tests.contract.sim_client import Client
 
 ANSWER = "<think>\nA thought.\n</think>\n\nAn answer 你好."
 

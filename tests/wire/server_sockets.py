@@ -6,7 +6,8 @@ import os
 import socket
 
 import trio
-from server_client import Client, Site, read_body
+
+from tests.wire.server_client import Client, Site, read_body
 
 SOON_S = 5  # never waited for in a passing test
 

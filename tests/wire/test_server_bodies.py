@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import trio
-from server_client import GET, Site, chunked, post, read_body, reply
+
+from tests.wire.server_client import GET, Site, chunked, post, read_body, reply
 
 
 @pytest.mark.parametrize(

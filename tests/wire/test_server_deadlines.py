@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import trio
-from server_client import CHUNKED, GET, Site, check_error, post, read_body, reply
+
+from tests.wire.server_client import CHUNKED, GET, Site, check_error, post, read_body, reply
 
 
 async def test_silent_connection_is_closed_without_a_word(autojump_clock):

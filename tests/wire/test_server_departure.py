@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from server_client import GET, Client, Site, chunked, post, read_body, reply
 from trio.testing import memory_stream_pair
 
 from motor_flow.edge.asgi import ClientDisconnectedError
+from tests.wire.server_client import GET, Client, Site, chunked, post, read_body, reply
 
 GONE = ["cancelled: client disconnected"]
 EVENT = {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True}

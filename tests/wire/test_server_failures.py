@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import trio
-from server_client import GET, Client, Site, check_error, reply
 from trio.testing import memory_stream_pair
 
 from motor_flow.edge.asgi import ApplicationError
+from tests.wire.server_client import GET, Client, Site, check_error, reply
 
 
 async def test_head_request_is_refused_without_a_body(autojump_clock):

@@ -8,8 +8,9 @@ import random
 
 import pytest
 import trio
-from server_client import GET, Client, Site, chunked, post, read_body, reply
 from trio.testing import memory_stream_pair
+
+from tests.wire.server_client import GET, Client, Site, chunked, post, read_body, reply
 
 
 class MemoryListener(trio.abc.Listener):

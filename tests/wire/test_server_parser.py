@@ -5,12 +5,12 @@ from __future__ import annotations
 import httptools
 import pytest
 from hypothesis import given, settings, strategies as st
-from server_client import GET, chunked, post
 
 from motor_flow.edge.http1_head import judge
 from motor_flow.edge.http1_request import RequestParser
 from motor_flow.edge.limits import Limits
 from motor_flow.errors import ClientError
+from tests.wire.server_client import GET, chunked, post
 
 LIMITS = Limits(header_bytes_max=2000, body_bytes_max=1000)
 HEAD = b"POST / HTTP/1.1\r\nhost: test\r\n"

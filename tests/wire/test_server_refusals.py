@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from server_client import CHUNKED, GET, Site, check_error, chunked, post, read_body, reply
 from trio.testing import memory_stream_pair
+
+from tests.wire.server_client import CHUNKED, GET, Site, check_error, chunked, post, read_body, reply
 
 TOO_MUCH = b"x" * 101
 

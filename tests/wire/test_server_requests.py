@@ -6,8 +6,9 @@ import contextvars
 
 import pytest
 import trio
-from server_client import GET, Client, Site, chunked, post, read_body, reply
 from trio.testing import memory_stream_pair
+
+from tests.wire.server_client import GET, Client, Site, chunked, post, read_body, reply
 
 
 async def test_scope_says_what_the_request_says(autojump_clock):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from server_client import GET, Site, post, read_body, reply
-from server_sockets import SOON_S, Gate, SocketSite, begin_a_stream, read_it
 
 from motor_flow.edge.exchange import SENDS_PER_CHECKPOINT
+from tests.wire.server_client import GET, Site, post, read_body, reply
+from tests.wire.server_sockets import SOON_S, Gate, SocketSite, begin_a_stream, read_it
 
 GONE = ["cancelled: client disconnected"]
 

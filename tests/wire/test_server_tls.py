@@ -7,8 +7,9 @@ import ssl
 import pytest
 import trio
 import trustme
-from server_client import GET, Client, post, read_body, reply
-from server_sockets import SOON_S, Gate, SocketSite, begin_a_stream, read_it
+
+from tests.wire.server_client import GET, Client, post, read_body, reply
+from tests.wire.server_sockets import SOON_S, Gate, SocketSite, begin_a_stream, read_it
 
 GONE = ["cancelled: client disconnected"]
 
