@@ -30,9 +30,9 @@ def record(flow: Flow[RequestRun], error: MotorFlowError | None) -> None:
     tokens = run.completion_tokens
     if flow.state == "completed":
         metrics.duration.observe(now - marks.arrived)
-        if marks.first_chunk:
+        if marks.first_chunk is not None:
             metrics.ttft.observe(marks.first_chunk - marks.arrived)
-            if tokens > 1:
+            if tokens > 1 and marks.last_chunk is not None:
                 metrics.tpot.observe((marks.last_chunk - marks.first_chunk) / (tokens - 1))
     outcome = "evicted" if flow.state == "cancelled" and error is not None else flow.state
     fields = {
@@ -48,7 +48,7 @@ def record(flow: Flow[RequestRun], error: MotorFlowError | None) -> None:
         "completion_tokens": tokens,
         "latency_ms": _ms(now - marks.arrived),
     }
-    if marks.first_chunk:
+    if marks.first_chunk is not None:
         fields["ttft_ms"] = _ms(marks.first_chunk - marks.arrived)
     if error is not None:
         fields |= {"stage": error.stage, "type": error.kind}
@@ -82,7 +82,7 @@ def _phases(marks: Marks, now: float) -> list[tuple[str, float]]:
         ("decode", marks.first_chunk, marks.last_chunk),
         ("client_response", marks.last_chunk, now),
     ]
-    return [(phase, end - start) for phase, start, end in steps if start and end]
+    return [(phase, end - start) for phase, start, end in steps if start is not None and end is not None]
 
 
 def _ms(seconds: float) -> float:

@@ -68,6 +68,7 @@ class Leg:
     Attributes:
         request_id: the engine's id, without the prefix vLLM adds.
         whole: the engine's complete answer, when the request is not streamed.
+        completion_tokens: tokens the engine has sent; what is committed of them is in the streams' ledgers.
         cached_tokens: prompt tokens the engine had cached, if it says so.
 
     """
@@ -111,14 +112,14 @@ class Barrier:
 
 @dataclass(slots=True, eq=False)
 class Marks:
-    """When something happened first, in seconds of the trio clock; 0 means not yet."""
+    """When something happened first (or last), in seconds of the trio clock; None: not yet."""
 
-    arrived: float = 0.0
-    rendered: float = 0.0
-    placed: float = 0.0
-    first_event: float = 0.0
-    first_chunk: float = 0.0
-    last_chunk: float = 0.0
+    arrived: float
+    rendered: float | None = None
+    placed: float | None = None
+    first_event: float | None = None
+    first_chunk: float | None = None
+    last_chunk: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +166,10 @@ class RequestRun(RequestFacts):
         if self.streams:
             return sum(len(stream.ledger) for stream in self.streams)
         return sum(leg.completion_tokens for leg in self.legs)
+
+    def prompt_of(self, stream: StreamRun) -> int:
+        """The index of a stream's prompt."""
+        return stream.index // stream.prompt.n
 
     @property
     def cached_tokens(self) -> int | None:

@@ -9,6 +9,10 @@ Source: RFC Generate 阶段; vLLM 0.33 scale_out/token_in_token_out/serving.py; 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
 import msgspec
 import trio
 
@@ -19,23 +23,23 @@ from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_whole
-from motor_flow.errors import EngineError, MotorFlowError
+from motor_flow.errors import EngineError
+from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition"})
 RECOMPUTED = "recomputed"  # vllm-ascend: the engine gave up the request's KV; what came so far is not an end
+_log = get_logger()
 TAIL_S = 1.0  # how long usage and [DONE] may take after the last token
 
 
 async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
     """Feed the inboxes of the leg's choices until each has finished or the engine has failed."""
-    fault: MotorFlowError = EngineError("the engine's stream ended without a finish reason")
     try:
-        with run.services.leases.hold("producers"):
+        with accounted(run, leg):
             await _pump(run, leg)
-    except EngineError as exc:
-        fault = exc
-    for stream in leg.streams:
-        stream.inbox.fail(fault)
+    except EngineError as fault:
+        for stream in leg.streams:
+            stream.inbox.fail(fault)
 
 
 async def _pump(run: RequestRun, leg: Leg) -> None:
@@ -45,27 +49,26 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
     body = generate_body(leg.prompt, request_id=leg.request_id, stream=True)
     url = leg.instance.url + GENERATE_PATH
     markers = services.capability.markers if run.chat else frozenset()
-    with services.leases.hold("engine_streams"):
-        async with services.engines.open(
-            url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
-        ) as exchange:
-            barrier.head()
-            reader = EventReader(exchange, services.patience)
-            while not all(stream.inbox.finished for stream in leg.streams):
-                events = await reader.next()
-                if not events:
-                    return
-                if not run.marks.first_event:
-                    run.marks.first_event = trio.current_time()
+    async with services.engines.open(
+        url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
+    ) as exchange:
+        barrier.head()
+        reader = EventReader(exchange, services.patience)
+        while not all(stream.inbox.finished for stream in leg.streams):
+            events = await reader.next()
+            if not events:
+                raise EngineError("the engine's stream ended without a finish reason")
+            if run.marks.first_event is None:
+                run.marks.first_event = trio.current_time()
+            for event in events:
+                _dispatch(leg, event, markers)
+            for stream in leg.streams:
+                await stream.inbox.room()
+        # The engine's usage and the end of the body: they also make the connection usable again.
+        with trio.move_on_after(TAIL_S), suppress(EngineError):
+            while events := await reader.next():
                 for event in events:
                     _dispatch(leg, event, markers)
-                for stream in leg.streams:
-                    await stream.inbox.room()
-            # The engine's usage and the end of the body: they also make the connection usable again.
-            with trio.move_on_after(TAIL_S):
-                while events := await reader.next():
-                    for event in events:
-                        _dispatch(leg, event, markers)
 
 
 def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int]) -> None:
@@ -93,6 +96,7 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int])
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
     ids = choice.token_ids or []
+    leg.completion_tokens += len(ids)
     inbox.put(Event(raw, ids, choice.finish_reason, not markers.isdisjoint(ids)))
 
 
@@ -107,9 +111,14 @@ async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
     assert leg.prompt is not None
     body = generate_body(leg.prompt, request_id=leg.request_id, stream=False)
     url = leg.instance.url + GENERATE_PATH
-    with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+    with accounted(run, leg):
         async with services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
             whole = await read_whole(exchange)
+        _take_whole(leg, whole)
+
+
+def _take_whole(leg: Leg, whole: bytes) -> None:
+    assert leg.prompt is not None
     try:
         answer = decode_whole(whole)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -123,6 +132,39 @@ async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
         leg.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens
     leg.whole = whole
+
+
+@contextmanager
+def accounted(run: RequestRun, leg: Leg) -> Iterator[None]:
+    """One leg, from its request to its end: what it holds, its metric and its line in the log."""
+    services = run.services
+    leg.instance.requests += 1
+    outcome: Literal["ok", "failed"] | None = None
+    error: EngineError | None = None
+    try:
+        with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+            yield
+        outcome = "ok"
+    except EngineError as exc:
+        outcome, error = "failed", exc
+        raise
+    finally:
+        leg.instance.requests -= 1
+        if outcome is not None:  # a cancelled leg is its request's line, not one of its own
+            services.metrics.attempts[leg.instance.role, outcome].inc()
+        fields = {} if error is None else {"status": error.status, "detail": error.detail}
+        _log.info(
+            "engine.leg",
+            request_id=run.identity.request_id,
+            phase=leg.instance.role,
+            instance=leg.instance.name,
+            attempt=run.attempt,
+            prompt=leg.index,
+            route=run.route,
+            outcome=outcome or "cancelled",
+            tokens=leg.completion_tokens,
+            **fields,
+        )
 
 
 def leg_headers(run: RequestRun, leg: Leg) -> dict[str, str]:

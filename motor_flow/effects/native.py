@@ -9,6 +9,7 @@ Source: RFC 能力范围 (原生链路); contract sections 3 and 7 (Route, Pass-
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Raw
 
 from motor_flow.derender.normalise import clean_delta, rename_reasoning
 from motor_flow.effects.context import Leg, RequestRun
-from motor_flow.effects.leg import TAIL_S, check_finish, leg_headers, reported
+from motor_flow.effects.leg import TAIL_S, accounted, check_finish, leg_headers, reported
 from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.wire import ErrorObject, Usage
@@ -68,7 +69,7 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
 
     """
     services = run.services
-    with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+    with accounted(run, leg):
         async with services.engines.open(
             leg.instance.url + run.path,
             native_body(run, leg),
@@ -135,16 +136,18 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
                 await barrier.open.wait()
             if event:
                 await run.responder.reserve()
-                run.marks.first_chunk = run.marks.first_chunk or trio.current_time()
-                run.marks.last_chunk = trio.current_time()
+                now = trio.current_time()
+                if run.marks.first_chunk is None:
+                    run.marks.first_chunk = now
+                run.marks.last_chunk = now
                 run.show(event)
         if reader.done:
             break
     if unfinished:
         raise EngineError("the engine's stream ended without a finish reason")
-    with trio.move_on_after(TAIL_S):
+    with trio.move_on_after(TAIL_S), suppress(EngineError):
         while await reader.next():
-            pass
+            """Only the end of the body may follow."""
 
 
 def _client_event(run: RequestRun, leg: Leg, raw: bytes, unfinished: set[int]) -> bytes:

@@ -19,17 +19,19 @@ from motor_flow.derender.usage import encoded_usage, usage_object
 from motor_flow.effects.context import Barrier, Leg, RequestRun, StreamRun
 from motor_flow.effects.leg import fetch_whole_leg, read_stream_leg
 from motor_flow.effects.native import native_answer
-from motor_flow.effects.stream import drive
+from motor_flow.effects.stream import derender_errors_logged, drive
 from motor_flow.engine.token_only import leg_id
 from motor_flow.errors import ScheduleError
 from motor_flow.flow import Effects
 from motor_flow.render.route import decide
+from motor_flow.telemetry.log import get_logger
 
 SSE_MEDIA_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 
 request_effects: Effects[RequestRun] = Effects(REQUEST)
 _encode = msgspec.json.encode
+_log = get_logger()
 
 
 # --- rendering ------------------------------------------------------------------------------------
@@ -52,6 +54,18 @@ async def render(run: RequestRun) -> Literal["rendered"]:
         run.stream = run.tokens.stream
         run.include_usage, run.continuous_usage = run.tokens.include_usage, run.tokens.continuous_usage
     run.marks.rendered = trio.current_time()
+    if run.tokens is not None:
+        _log.info(
+            "render.ok",
+            request_id=run.identity.request_id,
+            model=envelope.model,
+            prompts=len(run.tokens.prompts),
+            tokens=run.prompt_tokens,
+            latency_ms=round((run.marks.rendered - run.marks.arrived) * 1e3, 1),
+            tokenizer_source=run.tokens.source,
+            route=run.route,
+            reason=run.native_reason,
+        )
     return "rendered"
 
 
@@ -194,7 +208,7 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
     services, tokens = run.services, run.tokens
     assert tokens is not None
     started = trio.current_time()
-    with services.metrics.derender_whole():
+    with services.metrics.derender_whole(), derender_errors_logged(run):
         body = await derender_whole(
             services.derender,
             chat=run.chat,

@@ -8,6 +8,8 @@ Source: RFC Streaming Derender, steps 1-6.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import trio
@@ -16,10 +18,12 @@ from machines import STREAM
 from machines.context import PendingChunk
 from motor_flow.derender.coalesce import merged
 from motor_flow.derender.usage import encoded_usage
-from motor_flow.effects.context import StreamRun
+from motor_flow.effects.context import RequestRun, StreamRun
 from motor_flow.errors import DerenderError, EngineError
 from motor_flow.flow import Effects, Flow
+from motor_flow.telemetry.log import get_logger
 
+_log = get_logger()
 stream_effects: Effects[StreamRun] = Effects(STREAM)
 
 
@@ -64,8 +68,9 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         started = trio.current_time()
         try:
             choice, state, finish = await _choice(stream, raw, last.finish)
-        except DerenderError:
+        except DerenderError as error:
             metrics.derender_stream_failed.inc()
+            log_derender_error(run, error, prompt=run.prompt_of(stream), choice=stream.choice)
             raise
         now = trio.current_time()
         metrics.derender_stream_ok.inc()
@@ -73,12 +78,35 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
     except BaseException:
         responder.unreserve()
         raise
-    if not run.marks.first_chunk:
+    if run.marks.first_chunk is None:
         run.marks.first_chunk = now
     run.marks.last_chunk = now
     usage = _running_usage(stream, len(ids)) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
     return "derendered"
+
+
+def log_derender_error(run: RequestRun, error: DerenderError, **where: int) -> None:
+    """Which stream, which attempt, which kind of error."""
+    _log.warning(
+        "derender.error",
+        request_id=run.identity.request_id,
+        attempt=run.attempt,
+        status=error.status,
+        type=error.kind,
+        detail=error.detail,
+        **where,
+    )
+
+
+@contextmanager
+def derender_errors_logged(run: RequestRun) -> Iterator[None]:
+    """The same for a whole answer."""
+    try:
+        yield
+    except DerenderError as error:
+        log_derender_error(run, error)
+        raise
 
 
 async def _choice(stream: StreamRun, raw: bytes, engine_finish: str | None) -> tuple[bytes, bytes, str | None]:
