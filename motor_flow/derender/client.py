@@ -1,13 +1,7 @@
 """How is Derender called, and what do its failures mean?
 
-| failure | to the client |
-|---|---|
-| request error: 400, 422, 404 with an error object | as it is, with its detail |
-| capability missing: 404 with `{"detail"}`, 405, 501, 403 | 501 |
-| any other 5xx, a cut connection, nonsense | 502 |
-| time-out | 504 |
-
-None of them touches an engine: inference is never run again, and no breaker counts it.
+The client is told what `net.upstream` says. No failure touches an engine: inference is never run again, and no
+breaker counts it.
 
 Source: RFC 故障处理 (rows Derender); contract section 7.
 """
@@ -20,12 +14,13 @@ import msgspec
 
 from motor_flow.derender.codec import ChatChoice, Choice, StreamAnswer, TextChoice, decode_chat, decode_text
 from motor_flow.errors import DerenderError
-from motor_flow.net.http1 import Reply, TimedOut, TransportFault
+from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.sidecars import Sidecars
-from motor_flow.net.verdict import Verdict, complaint, judge
+from motor_flow.net.upstream import Upstream
 
 CHAT_PATH = "/v1/chat/completions/derender"
 TEXT_PATH = "/v1/completions/derender"
+DERENDER = Upstream(DerenderError, "the Derender sidecar")
 STATE_BYTES_MAX = 16 << 20  # it grows with the output when parsers are on; beyond this it is nonsense
 
 
@@ -57,22 +52,11 @@ class DerenderClient:
     async def _post(self, path: str, body: bytes) -> Reply:
         try:
             reply = await self._sidecars.post(path, body, timeout_s=self._timeout_s)
-        except TimedOut as exc:
-            raise DerenderError("the sidecar did not derender in time", status=504, detail=str(exc)) from exc
         except TransportFault as exc:
-            raise DerenderError("the sidecar cannot be reached to derender", detail=str(exc)) from exc
-        if reply.status == 200:
-            return reply
-        said = complaint(reply)
-        match judge(reply.status, reply.body):
-            case Verdict.REFUSED | Verdict.UNKNOWN:
-                raise DerenderError(said.message, status=reply.status, kind=said.kind, param=said.param, quoted=True)
-            case Verdict.UNSUPPORTED:
-                raise DerenderError("the sidecar does not offer derender", status=501, detail=said.message)
-            case Verdict.UNAUTHORIZED:
-                raise DerenderError("the sidecar refused our key", detail="check upstream_config.api_key")
-            case _:
-                raise DerenderError(f"derender failed (HTTP {reply.status})", detail=said.message)
+            raise DERENDER.broken(exc) from exc
+        if reply.status != 200:
+            raise DERENDER.refusal(reply)
+        return reply
 
 
 def _decoded(decode: Callable[[bytes], StreamAnswer[Choice]], reply: Reply) -> StreamAnswer[Choice]:

@@ -1,12 +1,6 @@
 """How is an engine called, and what do its refusals mean?
 
-| answer | the request fails with |
-|---|---|
-| 4xx that is the request's own fault | that status, message, type and param |
-| 404 with an error object: the engine does not know the model Render accepted | 502 |
-| capability missing (403, 404 with `{"detail"}`, 405, 415, 501) | 501 |
-| 408, 425, 429, 5xx, no connection, a cut one | 502 |
-| no answer in time | 504 |
+What the client is told is in `net.upstream`.
 
 Source: RFC 故障处理 (rows token-only Engine 能力, Engine 执行); contract section 7.
 """
@@ -20,9 +14,10 @@ import trio
 
 from motor_flow.errors import EngineError
 from motor_flow.net.http import HttpClient
-from motor_flow.net.http1 import Exchange, Reply, TimedOut, TransportFault
-from motor_flow.net.verdict import Verdict, complaint, judge
+from motor_flow.net.http1 import Exchange, Reply, TransportFault
+from motor_flow.net.upstream import Upstream
 
+ENGINE = Upstream(EngineError, "the engine", model_accepted=True)
 ERROR_BODY_BYTES_MAX = 65536
 ERROR_BODY_TIMEOUT_S = 5.0
 
@@ -62,20 +57,13 @@ class EngineClient:
                 head_timeout_s=head_timeout_s,
             )
         except TransportFault as exc:
-            raise engine_failure(exc) from exc
+            raise ENGINE.broken(exc) from exc
         try:
             if not 200 <= exchange.status < 300:
                 raise await _refusal(exchange)
             yield exchange
         finally:
             exchange.close()
-
-
-def engine_failure(fault: TransportFault) -> EngineError:
-    """What a broken exchange means for the request."""
-    if isinstance(fault, TimedOut):
-        return EngineError("the engine did not answer in time", status=504, detail=str(fault))
-    return EngineError("the engine failed or cannot be reached", detail=str(fault))
 
 
 async def read_whole(exchange: Exchange) -> bytes:
@@ -88,7 +76,7 @@ async def read_whole(exchange: Exchange) -> bytes:
     try:
         return await exchange.read()
     except TransportFault as exc:
-        raise engine_failure(exc) from exc
+        raise ENGINE.broken(exc) from exc
 
 
 async def _refusal(exchange: Exchange) -> EngineError:
@@ -96,15 +84,4 @@ async def _refusal(exchange: Exchange) -> EngineError:
     # Whatever happens to the body, the status says enough.
     with trio.move_on_after(ERROR_BODY_TIMEOUT_S), suppress(TransportFault):
         body = await exchange.read(ERROR_BODY_BYTES_MAX)
-    said = complaint(Reply(exchange.status, exchange.headers, body))
-    match judge(exchange.status, body):
-        case Verdict.REFUSED:
-            return EngineError(said.message, status=exchange.status, kind=said.kind, param=said.param, quoted=True)
-        case Verdict.UNKNOWN:
-            return EngineError("the engine does not know this model", detail=said.message)
-        case Verdict.UNSUPPORTED:
-            return EngineError("the engine does not offer this endpoint", status=501, detail=said.message)
-        case Verdict.UNAUTHORIZED:
-            return EngineError("the engine refused our key", detail="check upstream_config.api_key")
-        case _:
-            return EngineError(f"the engine failed (HTTP {exchange.status})", detail=said.message)
+    return ENGINE.refusal(Reply(exchange.status, exchange.headers, body))

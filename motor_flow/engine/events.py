@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import trio
 
-from motor_flow.engine.client import engine_failure
+from motor_flow.engine.client import ENGINE
 from motor_flow.errors import EngineError
 from motor_flow.net.http1 import Exchange, TransportFault
 from motor_flow.net.sse import EventSplitter, OversizedEvent
@@ -57,7 +57,7 @@ class EventReader:
                 try:
                     data = await self._exchange.receive()
                 except TransportFault as exc:
-                    raise engine_failure(exc) from exc
+                    raise ENGINE.broken(exc) from exc
             if scope.cancelled_caught:
                 raise EngineError(f"the engine has been silent for {self._limit_s:g} s", status=504)
             if not data:

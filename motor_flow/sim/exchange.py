@@ -20,7 +20,7 @@ from motor_flow.sim.refusal import Refusal, unreadable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from starlette.types import Receive, Scope, Send
+    from motor_flow.edge.asgi import Receive, Scope, Send
 
     Handler = Callable[["Exchange"], Awaitable[None]]
 
