@@ -137,7 +137,13 @@ class RequestFacts:
             self.answer, self.pending_answer = self.pending_answer, None
             self.visible = True
 
-    def show(self, chunk: bytes) -> None:
-        """A chunk of the engine's own stream becomes the client's; room was reserved before."""
+    def show(self, chunk: bytes, *, visible: bool) -> None:
+        """A chunk of the engine's own stream becomes the client's; room was reserved before.
+
+        Args:
+            chunk: bytes for the client.
+            visible: it bears tokens, so that the answer cannot be started again.
+
+        """
         self.emit(chunk)
-        self.visible = True
+        self.visible |= visible

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import trio
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from motor_flow.config import BadConfiguration, Config, EndpointSection
+from motor_flow.config import Config, EndpointSection
 from motor_flow.config.pending import without_effect
 from motor_flow.derender.client import DerenderClient
 from motor_flow.edge.access import KeyCheck
 from motor_flow.edge.asgi import ASGIApp
+from motor_flow.edge.door import Door
 from motor_flow.edge.inference import Inference
 from motor_flow.edge.management import management_routes, observability_routes
 from motor_flow.edge.models import PATH as MODELS_PATH, ModelRoutes
@@ -30,20 +31,20 @@ from motor_flow.engine.events import Patience
 from motor_flow.errors import ClientError, MotorFlowError
 from motor_flow.flow import Effects
 from motor_flow.net.asking import ask_models, ask_version
-from motor_flow.net.http import HttpClient
-from motor_flow.net.http1 import Pool
+from motor_flow.net.http import HttpClient, origin_of
+from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.sidecars import Sidecars
-from motor_flow.net.stream import Dial, Origin, network
-from motor_flow.render.capability import Capability, by_version
+from motor_flow.net.stream import Dial, network
+from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
 from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH
-from motor_flow.render.probe import probe_sidecar
+from motor_flow.render.watch import Watch, Watched
 from motor_flow.scheduling.leases import LeaseLedger
 from motor_flow.scheduling.models import Models
 from motor_flow.scheduling.policy import RoundRobin
 from motor_flow.scheduling.registry import Instance, Registry
 from motor_flow.telemetry.journal import Journal
-from motor_flow.telemetry.log import get_logger
+from motor_flow.telemetry.log import Surviving, get_logger
 from motor_flow.telemetry.metrics import Metrics, lease_series, machine_series
 
 START_PROBE_S = 15.0
@@ -69,15 +70,11 @@ class App:
 
     Args:
         config: what to do.
-        source: where it came from, for messages.
         dial: the network.
         wall: Unix time, seconds.
 
     Attributes:
         inference, management, observability: ASGI applications.
-
-    Raises:
-        BadConfiguration: an instance's URL is none.
 
     """
 
@@ -85,7 +82,6 @@ class App:
         self,
         config: Config,
         *,
-        source: str = "the configuration",
         dial: Dial | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -94,14 +90,19 @@ class App:
         self.leases = LeaseLedger()
         self.metrics = Metrics()
         self.journal = Journal()
-        self.registry = Registry(_instances(config, source))
+        self.registry = Registry(Instance.of(section) for section in config.instances)
         self.models = Models(config.model.model_name, config.model.max_model_len, int(wall()))
         key = config.upstream.api_key
-        self._http = HttpClient(self.pool, headers={"authorization": f"Bearer {key}"} if key else None)
-        sidecars = Sidecars(self.pool, [_origin(endpoint) for endpoint in config.render.sidecars], key)
+        self._bearer = {"authorization": f"Bearer {key}"} if key else None
+        self._http = HttpClient(self.pool, headers=self._bearer)
+        self._watch = Watch(
+            [self._watched(endpoint) for endpoint in config.render.sidecars],
+            Capability(enabled=config.render.enable, streaming=config.render.enable_streaming),
+        )
+        sidecars = Sidecars(self.pool, [origin_of(each.url, uds=each.uds) for each in config.render.sidecars], key)
         timeout_s = config.render.timeout_ms / 1e3
         self.services = Services(
-            capability=Capability(enabled=config.render.enable),
+            capability=self._watch.capability,
             render=RenderClient(sidecars, timeout_s),
             derender=DerenderClient(sidecars, timeout_s),
             engines=EngineClient(self._http, config.exceptions.connect_timeout),
@@ -111,6 +112,7 @@ class App:
             metrics=self.metrics,
             patience=Patience(config.exceptions.first_token_timeout, config.exceptions.stall_timeout),
             coalesce=config.stream.coalesce,
+            choices_max=config.stream.choices_max,
             reasoning_field=config.response.reasoning_field,
             keep_alive_s=config.stream.sse_keep_alive_interval,
             infer_timeout_s=config.exceptions.infer_timeout,
@@ -123,8 +125,8 @@ class App:
         self._draining = False
         self._started = False
         self.inference: ASGIApp = self._inference_routes()
-        self.management: ASGIApp = management_routes(self.registry, lambda: self.ready)
-        self.observability: ASGIApp = observability_routes(self.metrics, self.journal)
+        self.management: ASGIApp = Door(management_routes(self.registry, lambda: self.ready))
+        self.observability: ASGIApp = Door(observability_routes(self.metrics, self.journal))
         self._watch_metrics()
 
     @property
@@ -142,21 +144,27 @@ class App:
         with trio.move_on_after(START_PROBE_S):
             async with trio.open_nursery() as nursery:
                 if self.config.render.enable:
-                    nursery.start_soon(self._probe_sidecars)
+                    nursery.start_soon(self._look_for_sidecars)
                 for instance in self.registry:
                     nursery.start_soon(self._probe_engine, instance)
         self._started = True
 
     async def keep_house(self) -> None:
-        """Runs beside the servers: closes idle connections that have expired, and looks for sidecars that came back."""
-        looked_at = trio.current_time()
+        """Runs beside the servers: closes expired connections, and looks for sidecars that come and go."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reap)
+            if self.config.render.enable:
+                nursery.start_soon(self._keep_looking)
+
+    async def _reap(self) -> None:
         while True:
             await trio.sleep(REAP_INTERVAL_S)
             self.pool.reap()
-            unseen = self.config.render.enable and not self.services.capability.version
-            if unseen and trio.current_time() - looked_at >= SIDECAR_WATCH_S:
-                await self._look_for_sidecars()
-                looked_at = trio.current_time()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await trio.sleep(SIDECAR_WATCH_S)
+            await self._look_for_sidecars()
 
     def drain(self) -> None:
         """Be not ready from now on; requests in flight go on."""
@@ -183,7 +191,7 @@ class App:
         table |= {f"POST {path}": self._inference.route("other") for path in PASS_THROUGH_PATHS}
         routes: ASGIApp = Routes(table)
         keys = self.config.api_key
-        return KeyCheck(routes, keys.valid_keys) if keys.enable_api_key else routes
+        return Door(KeyCheck(routes, keys.valid_keys) if keys.enable_api_key else routes)
 
     def _watch_metrics(self) -> None:
         self.metrics.watch(lambda: lease_series(cast("Mapping[str, int]", self.leases.held)))
@@ -193,6 +201,7 @@ class App:
     def _state_series(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("motor_flow_inflight_requests", "Requests in flight", value=self.requests)
         yield GaugeMetricFamily("motor_flow_queue_requests", "Requests waiting for admission", value=0)
+        yield CounterMetricFamily("motor_flow_log_lines_lost", "Lines that could not be written", value=Surviving.lost)
         breakers = GaugeMetricFamily("motor_flow_breaker_state", "0 closed, 1 open, 2 probing", labels=["instance"])
         for instance in self.registry:
             breakers.add_metric([instance.name], 0)
@@ -200,61 +209,30 @@ class App:
 
     # --- probing ---
 
-    async def _probe_sidecars(self) -> None:
-        """The capability of all sidecars is that of the least able one."""
-        found: list[Capability] = []
-        for endpoint in self.config.render.sidecars:
-            url, http = self._sidecar_http(endpoint)
-            capability = await probe_sidecar(http, url)
-            if capability is None:
-                _log.warning("sidecar.unreachable", url=url)
-                continue
-            self.models.learn(await ask_models(http, url))
-            for missing in capability.missing:
-                _log.warning("sidecar.missing", url=url, version=capability.version, missing=missing)
-            found.append(capability)
-        if found:
-            self.services.capability = min(found, key=lambda c: (c.derenders, c.streams, c.streams_chat))
-
     async def _look_for_sidecars(self) -> None:
-        for endpoint in self.config.render.sidecars:
-            url, http = self._sidecar_http(endpoint)
-            version = await ask_version(http, url)
-            if version:
-                self.services.capability = by_version(version, parser=None)
-                self.models.learn(await ask_models(http, url))
-                _log.info("sidecar.found", url=url, version=version)
+        for sighting in await self._watch.look():
+            sidecar = sighting.sidecar
+            capability = sidecar.capability
+            if sighting.what == "lost" or capability is None:
+                _log.warning("sidecar.unreachable", url=sidecar.url, detail=sidecar.trouble)
+                continue
+            _log.info("sidecar.found", url=sidecar.url, version=capability.version)
+            for missing in capability.missing:
+                _log.warning("sidecar.missing", url=sidecar.url, version=capability.version, missing=missing)
+            self.models.learn(await ask_models(sidecar.http, sidecar.url))
+        self.services.capability = self._watch.capability
 
-    def _sidecar_http(self, endpoint: EndpointSection) -> tuple[str, HttpClient]:
-        if not endpoint.uds:
-            return f"http://{endpoint.host}:{endpoint.port}", self._http
-        key = self.config.upstream.api_key
-        headers = {"authorization": f"Bearer {key}"} if key else None
-        return "http://localhost", HttpClient(self.pool, headers=headers, uds=endpoint.uds)
+    def _watched(self, endpoint: EndpointSection) -> Watched:
+        return Watched(endpoint.url, HttpClient(self.pool, headers=self._bearer, uds=endpoint.uds))
 
     async def _probe_engine(self, instance: Instance) -> None:
-        version = await ask_version(self._http, instance.url)
-        if version is None:
-            _log.warning("engine.unreachable", instance=instance.name, url=instance.url)
+        try:
+            version = await ask_version(self._http, instance.url)
+        except TransportFault as fault:
+            _log.warning("engine.unreachable", instance=instance.name, url=instance.url, detail=str(fault))
             return
         self.models.learn(await ask_models(self._http, instance.url))
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
-
-
-def _instances(config: Config, source: str) -> list[Instance]:
-    instances, faults = [], []
-    for index, section in enumerate(config.instances):
-        try:
-            instances.append(Instance.of(section))
-        except ValueError as exc:
-            faults.append(f"instances[{index}].url: {exc}")
-    if faults:
-        raise BadConfiguration(source, faults)
-    return instances
-
-
-def _origin(endpoint: EndpointSection) -> Origin:
-    return Origin("localhost", 0, uds=endpoint.uds) if endpoint.uds else Origin(endpoint.host, endpoint.port)
 
 
 def _refusal(config: Config) -> MotorFlowError | None:
@@ -264,7 +242,13 @@ def _refusal(config: Config) -> MotorFlowError | None:
     return ClientError("token obfuscation is switched on but not available yet", status=501)
 
 
-def start_warnings(given: Iterable[str]) -> list[str]:
+def start_warnings(config: Config, given: Iterable[str]) -> list[str]:
     """What an operator should know about the configuration, one line each."""
-    pending = without_effect(given)
-    return [f"not in effect yet: {', '.join(pending)}"] if pending else []
+    lines = []
+    if pending := without_effect(given):
+        lines.append(f"not in effect yet: {', '.join(pending)}")
+    if apart := [str(instance.id) for instance in config.instances if instance.role != "union"]:
+        lines.append(f"only union instances serve requests yet; these get none: {', '.join(apart)}")
+    if config.obfuscation.enable:
+        lines.append("token obfuscation is not available yet: every request is refused with 501")
+    return lines

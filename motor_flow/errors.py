@@ -10,9 +10,12 @@ Source: RFC 故障处理 (fault domains); the body's shape is vLLM 0.33's ErrorR
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not what was asked for, with messages that never quote them."""
 
 Stage = Literal["render", "admission", "schedule", "generate", "derender", "client"]
 
@@ -48,7 +51,7 @@ class MotorFlowError(Exception):
         kind: the OpenAI/vLLM error type; by default the one that belongs to `status`.
         param: the offending request field, when there is one.
         retry_after_s: seconds, for 429 and 503.
-        detail: for the log only: addresses, exceptions.
+        detail: for the log only: addresses, statuses, exceptions of ours; never an upstream's text.
         quoted: the message is an upstream's and may repeat the client's input: never logged.
 
     """
@@ -76,21 +79,21 @@ class MotorFlowError(Exception):
         self.detail = detail
         self.quoted = quoted
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """`{"error": {...}}`, the one shape of every error (contract section 3)."""
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": self.param,
-                "code": self.status,
-                "stage": self.stage,
-            }
-        }
+    def encode(self, stage: Stage | None = None) -> bytes:
+        """`{"error": {...}}`, the one shape of every error (contract section 3).
 
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self.body)
+        Args:
+            stage: where the request was, for an error that is of no stage itself.
+
+        """
+        shape = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status,
+            "stage": stage or self.stage,
+        }
+        return msgspec.json.encode({"error": shape})
 
 
 class ClientError(MotorFlowError):

@@ -62,7 +62,7 @@ class Effects(Generic[Ctx]):
         self.faults: dict[str, Faults] = {}
         self.cleanup: dict[str, Cleanup[Ctx]] = {}
         self.census = Census(table)
-        self.observers: list[Callable[[Flow[Ctx], Edge], None]] = []
+        self.untimed: frozenset[str] = frozenset()
 
     def on(self, state: str, **faults: type[BaseException]) -> Callable[[Effect[Ctx]], Effect[Ctx]]:
         """Attach the effect of `state`. Keywords map exceptions to events, in order of precedence."""
@@ -84,6 +84,10 @@ class Effects(Generic[Ctx]):
             return cleanup
 
         return register
+
+    def beyond_deadline(self, *states: str) -> None:
+        """The flow's deadline does not end these states: something else bounds them."""
+        self.untimed = frozenset(states)
 
     def seal(self) -> None:
         """Refuse to start unless effects and edges name the same events, state by state.
@@ -152,8 +156,6 @@ class Flow(Generic[Ctx]):
         census.population[edge.target] += 1
         self.state = edge.target
         self.trace.append((edge, trio.current_time()))
-        for observe in self.effects.observers:
-            observe(self, edge)
         return edge.target
 
     async def run(self) -> str:
@@ -162,19 +164,23 @@ class Flow(Generic[Ctx]):
         An end other than a good one leaves its cause in `fault`.
         """
         perform, faults, finals = self.effects.run, self.effects.faults, self.table.finals
+        untimed = self.table.states if self.deadline == math.inf else self.effects.untimed
         population = self.effects.census.population
         population[self.state] += 1
         state = self.state
         try:
             while state not in finals:
                 try:
-                    if self.deadline == math.inf:
+                    if state in untimed:
                         event = await perform[state](self.ctx)
                     else:
                         event = await self._perform_in_time(perform[state])
                 except (Exception, BaseExceptionGroup) as exc:  # noqa: BLE001 - classified, never dropped
                     event = self._classify(exc, faults[state])
                 state = self.take(event)
+        except Exception as bug:  # noqa: BLE001 - in an edge action or the machine itself; told by `fault`
+            self.fault = bug
+            state = self.take("fail")
         except BaseException as exc:
             if self.state not in finals:
                 self._end(exc)
@@ -194,7 +200,7 @@ class Flow(Generic[Ctx]):
         raise Overdue("the request took longer than exception_config.infer_timeout allows")
 
     def _end(self, exc: BaseException) -> None:
-        """Something escaped that no effect may map: a cancellation, an interrupt, or a bug in the machine itself."""
+        """Something escaped that no effect may map: a cancellation or an interrupt."""
         cancelled = next((e for e in leaves(exc) if isinstance(e, trio.Cancelled)), None)
         if cancelled is not None:
             self.reason = cancelled.reason or cancelled.source

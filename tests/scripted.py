@@ -8,6 +8,7 @@ simulator behind it.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import trio
 
@@ -130,8 +131,9 @@ class Scripted:
 
             async def forward():
                 await near.send_all(closing)
-                while data := await near.receive_some():
-                    await stream.send_all(data)
+                with suppress(trio.BrokenResourceError):  # the client has left
+                    while data := await near.receive_some():
+                        await stream.send_all(data)
                 nursery.cancel_scope.cancel()
 
             async def watch():

@@ -22,6 +22,7 @@ from motor_flow.config.sections import Config
 
 WRAPPER = "motor_coordinator_config"
 ENV_PREFIX = "MOTOR_FLOW_"
+SECRET_KEYS = frozenset({"api_key", "seed_content", "valid_keys"})
 PATHS = {
     "model": ("model_path",),
     "infer_tls": ("ca_file", "cert_file", "key_file", "passwd_file", "crl_file"),
@@ -142,8 +143,12 @@ def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[str
         steps = key.split("__")
         for step in steps[:-1]:
             branch = branch.setdefault(step, {})
-        branch[steps[-1]] = _value(raw, _annotation(sections[section].annotation, steps))
-        overridden[".".join([section, *steps])] = variable
+            if not isinstance(branch, dict):
+                faults.append(f"{section}.{step}: has no keys, but environment variable {variable} names one")
+                break
+        else:
+            branch[steps[-1]] = _value(raw, _annotation(sections[section].annotation, steps))
+            overridden[".".join([section, *steps])] = variable
     return overridden, faults
 
 
@@ -165,10 +170,14 @@ def _value(raw: str, annotation: Any) -> Any:
 
 
 def _line(error: ErrorDetails, overridden: Mapping[str, str]) -> str:
-    path = _dotted(error["loc"]) or "(top level)"
+    path = _dotted(error["loc"])
     what = "unknown key" if error["type"] == "extra_forbidden" else error["msg"].removeprefix("Value error, ")
+    given = error.get("input")
+    if error["type"] not in ("extra_forbidden", "missing") and isinstance(given, str | int | float | None):
+        last = next((str(part) for part in reversed(error["loc"]) if isinstance(part, str)), "")
+        what += "" if last in SECRET_KEYS else f", given {json.dumps(given)}"
     variable = overridden.get(path)
-    return f"{path}: {what}" + (f", from environment variable {variable}" if variable else "")
+    return (f"{path}: " if path else "") + what + (f", from environment variable {variable}" if variable else "")
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
@@ -185,11 +194,13 @@ def _remove(tree: Any, loc: tuple[int | str, ...]) -> None:
 
 
 def _given(tree: dict[str, Any]) -> list[str]:
-    return [
-        path
-        for section, value in tree.items()
-        for path in ([f"{section}.{key}" for key in value] if isinstance(value, dict) else [section])
-    ]
+    """The keys that are set, `section.key`; those of a list's items as if it had only one."""
+    paths = []
+    for section, value in tree.items():
+        items = value if isinstance(value, list) else [value]
+        keys = [f"{section}.{key}" for item in items if isinstance(item, dict) for key in item]
+        paths += keys or [section]
+    return paths
 
 
 def _resolved(config: Config, directory: Path) -> Config:

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PENDING = (
+    "model_config.model_path",
+    "instances.dispatch_profile",
+    "instances.kv_connector",
+    "instances.kv_lease_s",
     "context_budget_mode",
     "scheduler_config.scheduler_type",
     "scheduler_config.enable_pd_separation_fallback_to_hybrid",

@@ -8,9 +8,13 @@ Source: RFC 配置; MindIE Motor's user_config.json.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -63,7 +67,17 @@ class EndpointSection(Section):
             raise ValueError("give either host and port, or uds")
         if self.host and not self.port:
             raise ValueError("port is missing")
+        if self.host and not HOST.fullmatch(self.host):
+            raise ValueError(f"not a host name or address: {self.host!r}")
         return self
+
+    @property
+    def url(self) -> str:
+        """Base URL; a Unix socket has one only for the sake of the Host header."""
+        if self.uds:
+            return "http://localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
 
 class RenderSection(Section):
@@ -93,6 +107,17 @@ class InstanceSection(Section):
     dispatch_profile: Profile | None = None
     kv_connector: str = ""
     kv_lease_s: Seconds = 30.0
+
+    @field_validator("url")
+    @classmethod
+    def _is_origin(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not HOST.fullmatch(parts.hostname or ""):
+            raise ValueError("not an http:// or https:// URL")
+        if parts.path.rstrip("/") or parts.query or parts.fragment:
+            raise ValueError("must be a base URL without a path: API paths are added here")
+        _ = parts.port  # raises for one that is none
+        return url
 
 
 class SchedulerSection(Section):
@@ -169,6 +194,7 @@ class StreamSection(Section):
 
     queue_chunks_max: Count = 64
     sse_keep_alive_interval: float = Field(15.0, ge=0, description="seconds without a byte before a comment; 0: off")
+    choices_max: Count = Field(2048, description="prompts x n that one request may ask for")
     coalesce: bool = Field(True, description="merge engine chunks that wait behind a derender call")  # noqa: FBT003
     per_prompt_relay: bool = True
     client_stall_timeout: Seconds = Field(60.0, description="a client that reads nothing for so long is gone")
@@ -177,7 +203,7 @@ class StreamSection(Section):
 class UpstreamSection(Section):
     """How we authenticate at engines and sidecars."""
 
-    api_key: str = Field("", repr=False)
+    api_key: Annotated[str, Field(pattern=r"^[\x21-\x7e]*$")] = Field("", repr=False)
 
 
 class ResponseSection(Section):
@@ -234,6 +260,12 @@ class TlsSection(Section):
             raise ValueError("enable_tls needs cert_file and key_file")
         return self
 
+    @property
+    def files(self) -> list[str]:
+        """Every file that is needed."""
+        named = (self.cert_file, self.key_file, self.passwd_file, self.ca_file, self.crl_file)
+        return [path for path in named if path] if self.enable_tls else []
+
 
 class Config(Section):
     """The whole configuration."""
@@ -266,4 +298,8 @@ class Config(Section):
         doubled = sorted({i for i in ids if ids.count(i) > 1})
         if doubled:
             raise ValueError(f"instances: id {doubled[0]} is given twice")
+        urls = [instance.url.rstrip("/") for instance in self.instances]
+        again = sorted({url for url in urls if urls.count(url) > 1})
+        if again:
+            raise ValueError(f"instances: {again[0]} is given twice")
         return self

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Raw
 
 from motor_flow.derender.normalise import ReasoningField, rename_reasoning
-from motor_flow.errors import DerenderError
+from motor_flow.errors import UNREADABLE, DerenderError
+from motor_flow.net.transfer import without_transfer
 
-_HIDDEN = ("kv_transfer_params", "ec_transfer_params")
 _encode = msgspec.json.encode
 
 
@@ -61,13 +61,11 @@ def client_answer(
     """
     try:
         answer = _check(body)
-        fields: dict[str, object] = dict(_fields(body))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        fields: dict[str, object] = dict(without_transfer(_fields(body)))
+    except UNREADABLE as exc:
         raise DerenderError("the sidecar gave an invalid derender answer", detail=str(exc)) from None
     if [choice.index for choice in answer.choices] != list(range(choices)):
         raise DerenderError(f"the sidecar derendered {len(answer.choices)} choices of {choices}")
-    for key in _HIDDEN:
-        fields.pop(key, None)
     if reasoning_field != "reasoning":
         fields["choices"] = _renamed(fields["choices"], reasoning_field)
     return _encode(fields | {"id": identity, "created": created, "model": model, "usage": usage})

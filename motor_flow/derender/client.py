@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from motor_flow.derender.codec import ChatChoice, Choice, StreamAnswer, TextChoice, decode_chat, decode_text
-from motor_flow.errors import DerenderError
+from motor_flow.errors import UNREADABLE, DerenderError
 from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.sidecars import Sidecars
 from motor_flow.net.upstream import Upstream
@@ -62,7 +60,7 @@ class DerenderClient:
 def _decoded(decode: Callable[[bytes], StreamAnswer[Choice]], reply: Reply) -> StreamAnswer[Choice]:
     try:
         answer = decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise DerenderError("the sidecar gave an invalid derender answer", detail=str(exc)) from None
     if len(bytes(answer.stream_state)) > STATE_BYTES_MAX:
         raise DerenderError("the sidecar gave a stream_state of an impossible size")

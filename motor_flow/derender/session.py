@@ -23,7 +23,7 @@ from msgspec import Raw
 from machines.context import SemanticIds
 from motor_flow.derender.client import CHAT_PATH, TEXT_PATH, DerenderClient
 from motor_flow.derender.codec import ChatChoice, StreamAnswer, TextChoice
-from motor_flow.errors import DerenderError
+from motor_flow.errors import UNREADABLE, DerenderError
 
 PROMPT_TAIL_TOKENS = 64  # the detokenizer looks back at most 7
 
@@ -57,7 +57,7 @@ def _history_calls(raw: Raw | None) -> int:
         return 0
     try:
         return sum(len(message.tool_calls or ()) for message in _messages(raw))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return 0
 
 

@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Sequence
 
 from motor_flow.edge.asgi import ASGIApp, Receive, Scope, Send
-from motor_flow.edge.routes import header_of, refuse
+from motor_flow.edge.routes import header_of
 from motor_flow.errors import ClientError
 
 
@@ -32,9 +32,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._known(header_of(scope, b"authorization") or b""):
-            error = ClientError("a valid API key is needed: Authorization: Bearer <key>", status=401)
-            await refuse(send, error, [(b"www-authenticate", b"Bearer")])
-            return
+            raise ClientError("a valid API key is needed: Authorization: Bearer <key>", status=401)
         await self._app(scope, receive, send)
 
     def _known(self, authorization: bytes) -> bool:

@@ -17,7 +17,11 @@ from motor_flow.effects.context import Identity
 from motor_flow.render.envelope import Api, Envelope
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_SAFE_VALUE = re.compile(r"[\x21-\x7e]{1,256}")
+_SAFE_VALUES = {
+    b"traceparent": re.compile(rb"[\x21-\x7e]{1,256}"),
+    b"tracestate": re.compile(rb"[\x20-\x7e]{1,8192}"),
+    b"x-session-id": re.compile(rb"[\x21-\x7e]{1,256}"),
+}
 _PREFIXES: dict[Api, str] = {"chat": "chatcmpl-", "completions": "cmpl-", "other": ""}
 
 
@@ -53,13 +57,13 @@ def identify(scope: Scope, name: str, envelope: Envelope, created: int) -> Ident
 
 
 def forwarded_headers(scope: Scope, envelope: Envelope) -> dict[str, str]:
-    """What engines and sidecars get of the client's headers: trace context and session id, nothing else."""
-    headers = {}
-    for name in (b"traceparent", b"tracestate", b"x-session-id"):
-        value = header_of(scope, name)
-        if value is not None:
-            headers[name.decode()] = value.decode("latin-1")
+    """What engines and sidecars get of the client's headers: trace context and session id, nothing else.
+
+    A value that is no plain header text is left out, as every hop may do with trace context.
+    """
     session = envelope.text("session_id")
-    if "x-session-id" not in headers and session is not None and _SAFE_VALUE.fullmatch(session):
-        headers["x-session-id"] = session
-    return headers
+    given = {
+        **({b"x-session-id": session.encode("utf-8", "replace")} if session is not None else {}),
+        **{name: value for name in _SAFE_VALUES if (value := header_of(scope, name)) is not None},
+    }
+    return {name.decode(): value.decode() for name, value in given.items() if _SAFE_VALUES[name].fullmatch(value)}

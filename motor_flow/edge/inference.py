@@ -17,12 +17,12 @@ from motor_flow.edge.asgi import Headers, Receive, Scope, Send
 from motor_flow.edge.identity import forwarded_headers, identify, request_id
 from motor_flow.edge.responder import HttpResponder
 from motor_flow.edge.routes import JSON, error_headers, read_body
-from motor_flow.edge.summary import record
+from motor_flow.edge.summary import Failure, record
 from motor_flow.effects.context import Marks, RequestRun
 from motor_flow.effects.ports import Services
 from motor_flow.effects.request import DONE, request_effects
-from motor_flow.errors import ClientError, MotorFlowError, Stage
-from motor_flow.flow import Flow
+from motor_flow.errors import MotorFlowError, Stage
+from motor_flow.flow import Flow, Overdue
 from motor_flow.render.envelope import Api, Envelope
 from motor_flow.telemetry.journal import Journal
 from motor_flow.telemetry.log import get_logger
@@ -69,7 +69,12 @@ class Inference:
             supervision.evict(error)
 
     async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run one request."""
+        """Run one request.
+
+        Raises:
+            ClientError: the body cannot be read.
+
+        """
         arrived = trio.current_time()
         name = request_id(scope)
         headers: Headers = [(b"x-request-id", name.encode())]
@@ -81,8 +86,7 @@ class Inference:
                 raise self._refusal
         except MotorFlowError as error:
             services.metrics.requests.labels(api, "false", "none", "none", str(error.status)).inc()
-            await responder.respond(error.status, error.encode(), [JSON, *error_headers(error)])
-            return
+            raise
         identity = identify(scope, name, envelope, int(services.wall()))
         model = services.shown_model(envelope.model)
         run = RequestRun(
@@ -95,6 +99,7 @@ class Inference:
             headers=forwarded_headers(scope, envelope),
             frame=Frame(identity.response_id, _KINDS[api], identity.created, model),
             marks=Marks(arrived=arrived),
+            capability=services.capability,
         )
         supervision = _Supervision(run, responder, deadline=arrived + services.infer_timeout_s)
         self._live.add(supervision)
@@ -136,7 +141,7 @@ class _Supervision:
 
     async def run(self) -> None:
         services, responder = self._request.services, self._responder
-        error: MotorFlowError | None = None
+        failure: Failure | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(responder.run)
@@ -144,14 +149,14 @@ class _Supervision:
                     nursery.start_soon(responder.keep_alive, services.keep_alive_s)
                 with self._scope:
                     await self._flow.run()
-                error = self._error()
-                if error is not None:
-                    await self._report(error)
+                failure = self._failure()
+                if failure is not None:
+                    await self._report(failure)
                 nursery.cancel_scope.cancel(reason="the request has ended")
         finally:
-            record(self._flow, error)
+            record(self._flow, failure)
 
-    def _error(self) -> MotorFlowError | None:
+    def _failure(self) -> Failure | None:
         """What to tell the client, when the request did not complete."""
         flow = self._flow
         if flow.state == "completed" or (flow.state == "cancelled" and self._eviction is None):
@@ -166,21 +171,22 @@ class _Supervision:
                 trace=[str(edge) for edge, _ in flow.trace],
                 exc_info=error,
             )
-            error = MotorFlowError("internal error")
-            error.stage = stage
-        elif error.stage == "client" and not isinstance(error, ClientError):
-            error.stage = stage  # raised by the flow itself or from outside: it belongs to where the request was
-        return error
+            return Failure(MotorFlowError("internal error"), stage)
+        # A plain error was raised by the flow itself or from outside: it belongs to where the request was.
+        return Failure(error, stage if type(error) in (MotorFlowError, Overdue) else error.stage)
 
-    async def _report(self, error: MotorFlowError) -> None:
-        responder = self._responder
-        if responder.sealed:
-            await responder.finish(b"data: %b\n\n%b" % (error.encode(), DONE))
+    async def _report(self, failure: Failure) -> None:
+        responder, error = self._responder, failure.error
+        body = error.encode(failure.stage)
+        if responder.sealed and self._request.envelope.api == "other":
+            await responder.finish(b"event: error\ndata: %b\n\n" % body)
+        elif responder.sealed:
+            await responder.finish(b"data: %b\n\n%b" % (body, DONE))
         elif not responder.answered:
             headers: Headers = [JSON, *error_headers(error)]
             if self._request.engine_asked:
                 headers.append((b"x-should-retry", b"false"))
-            await responder.respond(error.status, error.encode(), headers)
+            await responder.respond(error.status, body, headers)
 
     def describe(self) -> dict[str, Any]:
         """For /debug/requests: states, times and counts."""
@@ -195,6 +201,7 @@ class _Supervision:
             "reason": request.native_reason,
             "state": flow.state,
             "dwell_s": round(now - entered, 3),
+            "silent_s": round(now - (request.marks.last_chunk or request.marks.arrived), 3),
             "age_s": round(now - request.marks.arrived, 3),
             "attempt": request.attempt,
             "instances": [leg.instance.name for leg in request.legs],

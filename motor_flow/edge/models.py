@@ -5,10 +5,8 @@ Source: contract section 3; cards as vLLM shows them, `max_model_len` included.
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 from motor_flow.edge.asgi import Receive, Scope, Send
-from motor_flow.edge.routes import refuse, respond_json
+from motor_flow.edge.routes import respond_json
 from motor_flow.errors import ClientError
 from motor_flow.scheduling.models import Models
 
@@ -25,10 +23,8 @@ class ModelRoutes:
         await respond_json(send, {"object": "list", "data": self._models.cards})
 
     async def one(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        name = unquote(scope["path"].removeprefix(PATH + "/"))
+        name: str = scope["path"].removeprefix(PATH + "/")
         card = self._models.card(name)
         if card is None:
-            error = ClientError(f"The model `{name}` does not exist.", status=404, param="model")
-            await refuse(send, error)
-            return
+            raise ClientError(f"The model `{name}` does not exist.", status=404, param="model")
         await respond_json(send, card)

@@ -37,7 +37,7 @@ class HttpResponder:
     Attributes:
         on_gone: called when a server that does not cancel us says that the client has left.
         sealed: a streamed 200 is on its way.
-        answered: a whole response was sent.
+        answered: the head of a whole response was sent.
 
     """
 
@@ -69,7 +69,6 @@ class HttpResponder:
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole response with this status."""
-        self.answered = True
         await self._send(
             {
                 "type": "http.response.start",
@@ -77,6 +76,7 @@ class HttpResponder:
                 "headers": [*headers, (b"content-length", b"%d" % len(body)), *self._headers],
             }
         )
+        self.answered = True  # between the two no cancellation is seen: both leave, or neither
         await self._send({"type": "http.response.body", "body": body})
 
     # --- streams ---
@@ -110,10 +110,11 @@ class HttpResponder:
         self._room.unpark()
 
     async def finish(self, tail: bytes) -> None:
-        """End the stream with these bytes, and wait until everything has left."""
-        self._waiting.append(tail)
-        self._ending = True
-        self._bell.ring()
+        """End the stream with these bytes, and wait until everything has left. The first end is the one that counts."""
+        if not self._ending:
+            self._waiting.append(tail)
+            self._ending = True
+            self._bell.ring()
         await self._delivered.wait()
 
     async def run(self) -> None:

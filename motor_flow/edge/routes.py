@@ -16,11 +16,24 @@ from motor_flow.errors import ClientError, MotorFlowError
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 
 
+class NotAllowed(ClientError):
+    """The path exists, but does not take this method."""
+
+    default_status = 405
+
+    def __init__(self, path: str, method: str, allowed: str) -> None:
+        super().__init__(f"{path} takes {allowed}, not {method}")
+        self.allowed = allowed
+
+
 class Routes:
     """An ASGI application made of others.
 
     Args:
         table: `{"METHOD /path": app}`; a path that ends in `/*` matches everything below it.
+
+    Raises (when called):
+        ClientError: no such path, or not with this method.
 
     """
 
@@ -38,14 +51,10 @@ class Routes:
         if methods is None:
             methods = next((apps for prefix, apps in self._below.items() if path.startswith(prefix)), None)
         if methods is None:
-            await refuse(send, ClientError(f"there is no {path} here", status=404))
-            return
+            raise ClientError(f"there is no {path} here", status=404)
         app = methods.get(scope["method"])
         if app is None:
-            allowed = ", ".join(sorted(methods))
-            error = ClientError(f"{path} takes {allowed}, not {scope['method']}", status=405)
-            await refuse(send, error, [(b"allow", allowed.encode())])
-            return
+            raise NotAllowed(path, scope["method"], ", ".join(sorted(methods)))
         await app(scope, receive, send)
 
 
@@ -66,13 +75,12 @@ async def respond_json(send: Send, value: object, status: int = 200) -> None:
     await respond(send, status, msgspec.json.encode(value), [JSON])
 
 
-async def refuse(send: Send, error: MotorFlowError, headers: Headers | None = None) -> None:
-    """An error response."""
-    await respond(send, error.status, error.encode(), [JSON, *error_headers(error), *(headers or ())])
-
-
 def error_headers(error: MotorFlowError) -> Headers:
     """Headers that belong to an error, whatever the request was."""
+    if isinstance(error, NotAllowed):
+        return [(b"allow", error.allowed.encode())]
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
     if error.status in (429, 503):
         return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]
     return []

@@ -21,6 +21,7 @@ from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser
 from motor_flow.derender.session import ChunkDerenderer
 from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.ports import Responder, Services
+from motor_flow.render.capability import Capability
 from motor_flow.render.envelope import Envelope
 from motor_flow.render.tokenization import TokenizedRequest
 from motor_flow.scheduling.registry import Instance
@@ -88,13 +89,17 @@ class Barrier:
 
     When every engine stream that the answer needs has 2xx headers and its first event, or one keep-alive interval after
     the last headers (from then on comments keep the connection alive).
+
+    Args:
+        legs: engine streams, numbered from 0.
+
     """
 
     __slots__ = ("_firsts", "_heads", "all_firsts", "all_heads", "open")
 
-    def __init__(self, heads: int, firsts: int) -> None:
-        self._heads = heads
-        self._firsts = firsts
+    def __init__(self, legs: int) -> None:
+        self._heads = legs
+        self._firsts = set(range(legs))
         self.all_heads = trio.Event()
         self.all_firsts = trio.Event()
         self.open = trio.Event()
@@ -104,9 +109,10 @@ class Barrier:
         if self._heads == 0:
             self.all_heads.set()
 
-    def first(self) -> None:
-        self._firsts -= 1
-        if self._firsts == 0:
+    def first(self, leg: int) -> None:
+        """This leg has brought an event; may be said again."""
+        self._firsts.discard(leg)
+        if not self._firsts:
             self.all_firsts.set()
 
 
@@ -121,6 +127,12 @@ class Marks:
     first_chunk: float | None = None
     last_chunk: float | None = None
 
+    def chunk(self, now: float) -> None:
+        """A token-bearing chunk has become the client's."""
+        if self.first_chunk is None:
+            self.first_chunk = now
+        self.last_chunk = now
+
 
 @dataclass(slots=True, eq=False)
 class RequestRun(RequestFacts):
@@ -130,6 +142,7 @@ class RequestRun(RequestFacts):
         path: the engine's own OpenAI path, for the native route.
         engine_asked: an engine was asked; from here on a failure must not be retried by the client.
         headers: for engines: trace context and session id.
+        capability: of the sidecars, as it was when the request came; later findings are for later requests.
 
     """
 
@@ -141,6 +154,7 @@ class RequestRun(RequestFacts):
     headers: dict[str, str] = field(kw_only=True)
     frame: Frame = field(kw_only=True)
     marks: Marks = field(kw_only=True)
+    capability: Capability = field(kw_only=True)
     tokens: TokenizedRequest | None = None
     native_reason: str = ""
     stream: bool = False
@@ -156,6 +170,11 @@ class RequestRun(RequestFacts):
     @property
     def chat(self) -> bool:
         return self.envelope.api == "chat"
+
+    @property
+    def coalesce(self) -> bool:
+        """Engine chunks may be merged: wanted, and without hiding a boundary from a parser."""
+        return self.services.coalesce and (not self.chat or self.capability.marks_known)
 
     @property
     def prompt_tokens(self) -> int:

@@ -19,17 +19,17 @@ import trio
 from motor_flow.derender.coalesce import split
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.engine.client import read_whole
+from motor_flow.engine.client import ENGINE, read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_whole
-from motor_flow.errors import EngineError
+from motor_flow.errors import UNREADABLE, EngineError
+from motor_flow.net.http1 import Reply
 from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition"})
 RECOMPUTED = "recomputed"  # vllm-ascend: the engine gave up the request's KV; what came so far is not an end
 _log = get_logger()
-TAIL_S = 1.0  # how long usage and [DONE] may take after the last token
 
 
 async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
@@ -44,16 +44,17 @@ async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
 
 async def _pump(run: RequestRun, leg: Leg) -> None:
     services, barrier = run.services, run.barrier
+    asked_at = trio.current_time()
     assert leg.prompt is not None
     assert barrier is not None
     body = generate_body(leg.prompt, request_id=leg.request_id, stream=True)
     url = leg.instance.url + GENERATE_PATH
-    markers = services.capability.markers if run.chat else frozenset()
+    markers = run.capability.markers if run.chat else None
     async with services.engines.open(
         url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
     ) as exchange:
         barrier.head()
-        reader = EventReader(exchange, services.patience)
+        reader = EventReader(exchange, services.patience, asked_at)
         while not all(stream.inbox.finished for stream in leg.streams):
             events = await reader.next()
             if not events:
@@ -62,19 +63,18 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
                 run.marks.first_event = trio.current_time()
             for event in events:
                 _dispatch(leg, event, markers)
+            barrier.first(leg.index)
             for stream in leg.streams:
                 await stream.inbox.room()
-        # The engine's usage and the end of the body: they also make the connection usable again.
-        with trio.move_on_after(TAIL_S), suppress(EngineError):
-            while events := await reader.next():
-                for event in events:
-                    _dispatch(leg, event, markers)
+        with suppress(EngineError):
+            for event in await reader.rest():
+                _dispatch(leg, event, markers)
 
 
-def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int]) -> None:
+def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int] | None) -> None:
     try:
         chunk = decode_chunk(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise EngineError("the engine sent an event that cannot be read", detail=str(exc)) from None
     if chunk.error is not None:
         raise reported(chunk.error)
@@ -88,7 +88,7 @@ def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int]) -> None:
             _deliver(leg, choice, part, markers)
 
 
-def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int]) -> None:
+def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int] | None) -> None:
     if not 0 <= choice.index < len(leg.streams):
         raise EngineError(f"the engine sent choice {choice.index} of {len(leg.streams)}")
     check_finish(choice.finish_reason, choice.stop_reason)
@@ -97,7 +97,7 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int])
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
     ids = choice.token_ids or []
     leg.completion_tokens += len(ids)
-    inbox.put(Event(raw, ids, choice.finish_reason, not markers.isdisjoint(ids)))
+    inbox.put(Event(raw, ids, choice.finish_reason, markers is not None and not markers.isdisjoint(ids)))
 
 
 async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
@@ -121,7 +121,7 @@ def _take_whole(leg: Leg, whole: bytes) -> None:
     assert leg.prompt is not None
     try:
         answer = decode_whole(whole)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
     indexes = sorted(choice.index for choice in answer.choices)
     if indexes != list(range(leg.prompt.n)):
@@ -153,7 +153,8 @@ def accounted(run: RequestRun, leg: Leg) -> Iterator[None]:
         if outcome is not None:  # a cancelled leg is its request's line, not one of its own
             services.metrics.attempts[leg.instance.role, outcome].inc()
         fields = {} if error is None else {"status": error.status, "detail": error.detail}
-        _log.info(
+        say = _log.warning if outcome == "failed" else _log.info
+        say(
             "engine.leg",
             request_id=run.identity.request_id,
             phase=leg.instance.role,
@@ -188,8 +189,6 @@ def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
 
 
 def reported(error: ErrorObject) -> EngineError:
-    """An error event inside HTTP 200: vLLM reports what it finds late this way, a bad request as well as its death."""
+    """An error event inside HTTP 200: vLLM reports so what it finds late, a bad request as well as its own death."""
     code = error.code if isinstance(error.code, int) else 500
-    if 400 <= code < 500 and code not in (401, 403, 404, 408, 425, 429):
-        return EngineError(error.message, status=code, kind=error.type, param=error.param, quoted=True)
-    return EngineError("the engine reported a failure", detail=error.message)
+    return ENGINE.refusal(Reply(code, [], msgspec.json.encode({"error": error})))

@@ -10,7 +10,7 @@ Source: RFC 能力范围 (原生链路); contract sections 3 and 7 (Route, Pass-
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -18,18 +18,17 @@ from msgspec import Raw
 
 from motor_flow.derender.normalise import clean_delta, rename_reasoning
 from motor_flow.effects.context import Leg, RequestRun
-from motor_flow.effects.leg import TAIL_S, accounted, check_finish, leg_headers, reported
+from motor_flow.effects.leg import accounted, check_finish, leg_headers, reported
 from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.wire import ErrorObject, Usage
-from motor_flow.errors import EngineError
-from motor_flow.net.http1 import Exchange
+from motor_flow.errors import UNREADABLE, EngineError
+from motor_flow.net.transfer import without_transfer
 from motor_flow.render.envelope import peek
 
 EVENT_STREAM = b"text/event-stream"
 _TOP_NULLS = frozenset({"usage", "prompt_token_ids"})
 _CHOICE_NULLS = frozenset({"finish_reason", "logprobs", "stop_reason", "token_ids", "prompt_token_ids"})
-_HIDDEN = frozenset({"kv_transfer_params", "ec_transfer_params"})
 _encode = msgspec.json.encode
 
 
@@ -69,6 +68,7 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
 
     """
     services = run.services
+    asked_at = trio.current_time()
     with accounted(run, leg):
         async with services.engines.open(
             leg.instance.url + run.path,
@@ -79,40 +79,43 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
             media_type = next((v for k, v in exchange.headers if k.lower() == b"content-type"), b"application/json")
             streams = media_type.lower().startswith(EVENT_STREAM)
             if run.envelope.api == "other":
-                await _pass_through(run, exchange, media_type.decode("latin-1"), streams=streams)
+                run.media_type = media_type.decode("latin-1")
+                if streams:
+                    await _pass_through(run, EventReader(exchange, services.patience, asked_at, whole=True))
+                else:
+                    run.pending_answer = await read_whole(exchange)
             elif not run.stream:
                 _take_whole(run, leg, await read_whole(exchange))
             elif not streams:
                 raise EngineError("the engine answered a stream request without a stream")
             else:
-                await _relay_events(run, leg, EventReader(exchange, services.patience))
+                await _relay_events(run, leg, EventReader(exchange, services.patience, asked_at))
 
 
-async def _pass_through(run: RequestRun, exchange: Exchange, media_type: str, *, streams: bool) -> None:
-    run.media_type = media_type
-    if not streams:
-        run.pending_answer = await read_whole(exchange)
-        return
-    while data := await exchange.receive():
+async def _pass_through(run: RequestRun, reader: EventReader) -> None:
+    """Events of a route whose meaning only engine and client know: its end is the end of the body."""
+    run.stream = True
+    while events := await reader.next():
         if not run.responder.sealed:
-            run.responder.seal(b"", media_type)
-            run.stream = True
+            run.responder.seal(b"", run.media_type)
         await run.responder.reserve()
-        run.show(data)
+        run.show(b"".join(b"%b\n\n" % event for event in events), visible=True)
 
 
 def _take_whole(run: RequestRun, leg: Leg, body: bytes) -> None:
     try:
         seen = _read(body)
-        answer = _object(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        answer = without_transfer(_object(body))
+    except UNREADABLE as exc:
         raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
+    choices = sorted(choice.index for choice in seen.choices or ())
+    wanted = run.envelope.n * run.envelope.prompts
+    if choices != list(range(wanted)):
+        raise EngineError(f"the engine answered {len(choices)} choices of {wanted}")
     for choice in seen.choices or ():
         check_finish(choice.finish_reason or "no reason", choice.stop_reason)
     _count(leg, seen.usage)
     answer["id"] = run.identity.response_id
-    for key in _HIDDEN:
-        answer.pop(key, None)
     for choice in answer.get("choices") or ():
         if isinstance(choice, dict) and isinstance(message := choice.get("message"), dict):
             rename_reasoning(message, run.services.reasoning_field)
@@ -124,55 +127,78 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
     barrier = run.barrier
     assert barrier is not None
     barrier.head()
-    unfinished = set(range(run.envelope.n * run.envelope.prompts))
-    first = True
-    while events := await reader.next():
+    unfinished = run.envelope.n * run.envelope.prompts
+    finished: set[int] = set()
+    while len(finished) < unfinished:
+        events = await reader.next()
+        if not events:
+            raise EngineError("the engine's stream ended without a finish reason")
+        if run.marks.first_event is None:
+            run.marks.first_event = trio.current_time()
         for raw in events:
-            event = _client_event(run, leg, raw, unfinished)
-            if first:
-                first = False
-                run.marks.first_event = trio.current_time()
-                barrier.first()
-                await barrier.open.wait()
-            if event:
-                await run.responder.reserve()
-                now = trio.current_time()
-                if run.marks.first_chunk is None:
-                    run.marks.first_chunk = now
-                run.marks.last_chunk = now
-                run.show(event)
-        if reader.done:
-            break
-    if unfinished:
-        raise EngineError("the engine's stream ended without a finish reason")
-    with trio.move_on_after(TAIL_S), suppress(EngineError):
-        while await reader.next():
-            """Only the end of the body may follow."""
+            event = _client_event(run, leg, raw, finished)  # a fault in the first one is still told by the status
+            barrier.first(leg.index)
+            await barrier.open.wait()
+            await _show(run, event)
+    with suppress(EngineError):
+        for raw in await reader.rest():
+            await _show(run, _client_event(run, leg, raw, finished))
 
 
-def _client_event(run: RequestRun, leg: Leg, raw: bytes, unfinished: set[int]) -> bytes:
-    """The event as the client is to see it; empty when it is none of the client's."""
+async def _show(run: RequestRun, event: _ClientEvent) -> None:
+    if not event.sse:
+        return
+    await run.responder.reserve()
+    if event.visible:
+        run.marks.chunk(trio.current_time())
+    run.show(event.sse, visible=event.visible)
+
+
+class _ClientEvent(NamedTuple):
+    """An event as the client is to see it.
+
+    Attributes:
+        sse: empty when it is none of the client's.
+        visible: it bears tokens, or an end.
+
+    """
+
+    sse: bytes
+    visible: bool
+
+
+def _client_event(run: RequestRun, leg: Leg, raw: bytes, finished: set[int]) -> _ClientEvent:
     try:
         seen = _read(raw)
         event = _object(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise EngineError("the engine sent an event that cannot be read", detail=str(exc)) from None
     if seen.error is not None:
         raise reported(seen.error)
     for choice in seen.choices or ():
         check_finish(choice.finish_reason, choice.stop_reason)
         if choice.finish_reason is not None:
-            unfinished.discard(choice.index)
+            finished.add(choice.index)
     _count(leg, seen.usage)
     if not run.include_usage:
         if not seen.choices:
-            return b""
+            return _ClientEvent(b"", visible=False)
         event.pop("usage", None)
     event["id"] = run.identity.response_id
     event["created"] = run.identity.created
     event["choices"] = [_clean_choice(run, choice) for choice in event.get("choices") or ()]
-    shown = {k: v for k, v in event.items() if k not in _HIDDEN and (v is not None or k in _TOP_NULLS)}
-    return b"data: %b\n\n" % _encode(shown)
+    shown = {k: v for k, v in without_transfer(event).items() if v is not None or k in _TOP_NULLS}
+    visible = any(_bears_tokens(choice) for choice in event["choices"])
+    return _ClientEvent(b"data: %b\n\n" % _encode(shown), visible)
+
+
+def _bears_tokens(choice: Any) -> bool:
+    """A role alone is nothing that a new attempt could not say again."""
+    if not isinstance(choice, dict):
+        return True
+    delta = choice.get("delta")
+    said = [value for key, value in delta.items() if key != "role"] if isinstance(delta, dict) else [choice.get("text")]
+    return any(said) or choice.get("finish_reason") is not None
 
 
 def _clean_choice(run: RequestRun, choice: Any) -> Any:

@@ -41,7 +41,7 @@ class Responder(Protocol):
         """Give reserved room back."""
 
     async def finish(self, tail: bytes) -> None:
-        """End a sealed stream with these bytes, and wait until everything has left."""
+        """End a sealed stream with these bytes, and wait until everything has left. The first end counts."""
 
     async def answer(self, body: bytes, media_type: str) -> None:
         """Send a whole 200 answer, and wait until it has left."""
@@ -52,7 +52,8 @@ class Services:
     """The process that requests run in.
 
     Attributes:
-        capability: of the sidecars, as probed.
+        capability: of the sidecars, as found so far.
+        choices_max: prompts x n of one request (stream_config.choices_max).
         wall: Unix time in seconds; only for `created`.
 
     """
@@ -67,6 +68,7 @@ class Services:
     metrics: Metrics
     patience: Patience
     coalesce: bool
+    choices_max: int
     reasoning_field: ReasoningField
     keep_alive_s: float
     infer_timeout_s: float

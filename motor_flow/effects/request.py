@@ -21,7 +21,7 @@ from motor_flow.effects.leg import fetch_whole_leg, read_stream_leg
 from motor_flow.effects.native import native_answer
 from motor_flow.effects.stream import derender_errors_logged, drive
 from motor_flow.engine.token_only import leg_id
-from motor_flow.errors import ScheduleError
+from motor_flow.errors import ClientError, ScheduleError
 from motor_flow.flow import Effects
 from motor_flow.render.route import decide
 from motor_flow.telemetry.log import get_logger
@@ -41,18 +41,19 @@ _log = get_logger()
 async def render(run: RequestRun) -> Literal["rendered"]:
     """Choose the route, and get the request's tokens from Render."""
     envelope, services = run.envelope, run.services
-    decision = decide(envelope, services.capability)
-    run.route, run.native_reason = decision.route, decision.reason
     run.stream = envelope.stream
     run.include_usage, run.continuous_usage = envelope.include_usage, envelope.continuous_usage
+    decision = decide(envelope, run.capability, stream=run.stream)
     if decision.render:
-        headers = b"".join(b"%b: %b\r\n" % (k.encode(), v.encode("latin-1")) for k, v in run.headers.items())
         run.tokens = await services.render.render(
-            envelope, headers=b"%bx-request-id: %b\r\n" % (headers, run.identity.engine_base.encode())
+            envelope, headers={**run.headers, "x-request-id": run.identity.engine_base}
         )
         # Render read the request as an engine would: its view of these is the right one.
         run.stream = run.tokens.stream
         run.include_usage, run.continuous_usage = run.tokens.include_usage, run.tokens.continuous_usage
+        decision = decide(envelope, run.capability, stream=run.stream)
+    run.route, run.native_reason = decision.route, decision.reason
+    _refuse_too_many(run)
     run.marks.rendered = trio.current_time()
     if run.tokens is not None:
         _log.info(
@@ -67,6 +68,14 @@ async def render(run: RequestRun) -> Literal["rendered"]:
             reason=run.native_reason,
         )
     return "rendered"
+
+
+def _refuse_too_many(run: RequestRun) -> None:
+    """Every choice of every prompt is a stream with a state of its own; a small body can ask for millions."""
+    tokens, limit = run.tokens, run.services.choices_max
+    asked = run.envelope.n * run.envelope.prompts if tokens is None else sum(prompt.n for prompt in tokens.prompts)
+    if asked > limit:
+        raise ClientError(f"{asked} choices are asked for (prompts x n), at most {limit} are served in one request")
 
 
 # --- admitted -------------------------------------------------------------------------------------
@@ -87,25 +96,30 @@ async def schedule(run: RequestRun) -> Literal["placed"]:
     """Reserve an instance for each leg of a new attempt, and make everything that belongs to the attempt."""
     await trio.lowlevel.checkpoint()
     run.attempt += 1
-    prompts: list[TokenizedPrompt | None] = [None]
+    run.legs = []
     if run.route == "token_only":
         assert run.tokens is not None
-        prompts = list(run.tokens.prompts)
-        if run.stream and not run.streams:
-            run.streams = _streams(run)
-    run.legs = [_leg(run, index, prompt) for index, prompt in enumerate(prompts)]
+        slim = _encode(slim_request(run.envelope.fields, chat=run.chat)) if run.stream else b""
+        for prompt in run.tokens.prompts:
+            streams = _streams(run, prompt, slim) if run.stream else []
+            run.streams += streams
+            run.legs.append(_leg(run, prompt, streams))
+    else:
+        run.legs.append(_leg(run, None, []))
     if run.stream and run.envelope.api != "other":
-        waiting = len(run.streams) if run.route == "token_only" else 1
-        run.barrier = Barrier(heads=len(run.legs), firsts=waiting)
+        run.barrier = Barrier(len(run.legs))
     run.marks.placed = trio.current_time()
     return "placed"
 
 
-def _leg(run: RequestRun, index: int, prompt: TokenizedPrompt | None) -> Leg:
-    services = run.services
+def _leg(run: RequestRun, prompt: TokenizedPrompt | None, streams: list[StreamRun]) -> Leg:
+    services, index = run.services, len(run.legs)
     candidates = services.registry.of_role("union")
     if not candidates:
-        raise ScheduleError("no engine instance can serve this request", retry_after_s=1)
+        there = ", ".join(instance.name for instance in services.registry) or "none"
+        raise ScheduleError(
+            "no engine instance can serve this request", retry_after_s=1, detail=f"registered instances: {there}"
+        )
     instance = services.policy.choose("union", candidates)
     run.held.enter_context(services.leases.hold("instance_slots"))
     return Leg(
@@ -113,42 +127,37 @@ def _leg(run: RequestRun, index: int, prompt: TokenizedPrompt | None) -> Leg:
         instance=instance,
         request_id=leg_id(run.identity.engine_base, run.attempt, index),
         prompt=prompt,
-        streams=[stream for stream in run.streams if stream.prompt is prompt],
+        streams=streams,
     )
 
 
-def _streams(run: RequestRun) -> list[StreamRun]:
-    """One stream for each choice of each prompt; the client's index is prompt * n + choice."""
-    envelope, services, tokens = run.envelope, run.services, run.tokens
-    assert tokens is not None
-    slim = _encode(slim_request(envelope.fields, chat=run.chat))
+def _streams(run: RequestRun, prompt: TokenizedPrompt, slim: bytes) -> list[StreamRun]:
+    """One stream for each choice of a prompt; the client's index is prompt * n + choice."""
+    envelope, services = run.envelope, run.services
+    derenderer = ChunkDerenderer(
+        services.derender,
+        chat=run.chat,
+        request=slim,
+        model=envelope.model,
+        ids=prompt.ids,
+        parser=run.capability.parser,
+    )
     wants_ids = envelope.given("return_token_ids")
-    streams: list[StreamRun] = []
-    for prompt in tokens.prompts:
-        derenderer = ChunkDerenderer(
-            services.derender,
-            chat=run.chat,
-            request=slim,
-            model=envelope.model,
-            ids=prompt.ids,
-            parser=services.capability.parser,
+    first = len(run.streams)
+    return [
+        StreamRun(
+            request=run,
+            prompt=prompt,
+            index=first + choice,
+            choice=choice,
+            emit=run.responder.put,
+            derenderer=derenderer,
+            chat=ChatNormaliser(first + choice, services.reasoning_field) if run.chat else None,
+            text=None if run.chat else TextNormaliser(first + choice),
+            prompt_ids=_encode(prompt.ids) if wants_ids and choice == 0 else b"",
         )
-        for choice in range(prompt.n):
-            index = len(streams)
-            streams.append(
-                StreamRun(
-                    request=run,
-                    prompt=prompt,
-                    index=index,
-                    choice=choice,
-                    emit=run.responder.put,
-                    derenderer=derenderer,
-                    chat=ChatNormaliser(index, services.reasoning_field) if run.chat else None,
-                    text=None if run.chat else TextNormaliser(index),
-                    prompt_ids=_encode(prompt.ids) if wants_ids and choice == 0 else b"",
-                )
-            )
-    return streams
+        for choice in range(prompt.n)
+    ]
 
 
 # --- generating -----------------------------------------------------------------------------------
@@ -207,7 +216,6 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
     """All whole answers of the request in one call."""
     services, tokens = run.services, run.tokens
     assert tokens is not None
-    started = trio.current_time()
     with services.metrics.derender_whole(), derender_errors_logged(run):
         body = await derender_whole(
             services.derender,
@@ -226,7 +234,6 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
             choices=sum(prompt.n for prompt in tokens.prompts),
             reasoning_field=services.reasoning_field,
         )
-    services.metrics.derender_seconds.observe(trio.current_time() - started)
     for leg in run.legs:
         leg.whole = b""
     return "derendered"
@@ -263,4 +270,5 @@ async def settle(run: RequestRun) -> None:
     await trio.lowlevel.checkpoint()
 
 
+request_effects.beyond_deadline("committed")  # a client that reads too slowly is the server's business
 request_effects.seal()

@@ -36,11 +36,10 @@ async def drive(stream: StreamRun) -> None:
 
 @stream_effects.on("opening", engine_failed=EngineError)
 async def wait_until_ready(stream: StreamRun) -> Literal["ready"]:
-    """The first event of this stream, then of all its siblings."""
+    """The first event of this stream, and of every engine stream of the request."""
     barrier = stream.request.barrier
     assert barrier is not None
     await stream.inbox.arrival()
-    barrier.first()
     await barrier.open.wait()
     return "ready"
 
@@ -58,7 +57,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
     responder, metrics = run.responder, run.services.metrics
     await responder.reserve()
     try:
-        batch = stream.inbox.take(alone=stream.state is None or not run.services.coalesce)
+        batch = stream.inbox.take(alone=stream.state is None or not run.coalesce)
         last = batch[-1]
         if len(batch) == 1:
             ids, raw = last.ids, last.raw
@@ -70,6 +69,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
             choice, state, finish = await _choice(stream, raw, last.finish)
         except DerenderError as error:
             metrics.derender_stream_failed.inc()
+            metrics.phase("derender", trio.current_time() - started, ok=False)
             log_derender_error(run, error, prompt=run.prompt_of(stream), choice=stream.choice)
             raise
         now = trio.current_time()
@@ -78,9 +78,8 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
     except BaseException:
         responder.unreserve()
         raise
-    if run.marks.first_chunk is None:
-        run.marks.first_chunk = now
-    run.marks.last_chunk = now
+    if choice:
+        run.marks.chunk(now)
     usage = _running_usage(stream, len(ids)) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
     return "derendered"

@@ -1,7 +1,8 @@
 """How is an engine's event stream read, and when is it judged to have stalled?
 
-One reader for token-only and native streams. It splits events, notices silence (a limit to the first event and one
-between events), and tells the end that was announced with `[DONE]` from a body that merely ended.
+One reader for token-only, native and passed-through streams. It splits events, notices silence (a limit to the first
+event and one between events; comments are no events), and tells the end that was announced with `[DONE]` from a body
+that merely ended.
 
 Source: contract section 7 (first_token_timeout, stall_timeout); RFC Engine 和 token-only 接口.
 """
@@ -18,6 +19,7 @@ from motor_flow.net.http1 import Exchange, TransportFault
 from motor_flow.net.sse import EventSplitter, OversizedEvent
 
 DONE = b"[DONE]"
+REST_S = 1.0  # how long usage, [DONE] and the end of the body may take after the last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +33,69 @@ class Patience:
 class EventReader:
     """The events of one engine stream.
 
+    Args:
+        exchange: the response.
+        patience: limits.
+        asked_at: when the engine was asked; the limit to the first event counts from then.
+        whole: give each event with all of its fields (`event: x` LF `data: y`), instead of only its data.
+
     Attributes:
         done: `[DONE]` was seen.
 
     """
 
-    __slots__ = ("_exchange", "_limit_s", "_splitter", "_stall_s", "done")
+    __slots__ = ("_deadline", "_exchange", "_limit_s", "_split", "_stall_s", "done")
 
-    def __init__(self, exchange: Exchange, patience: Patience) -> None:
+    def __init__(self, exchange: Exchange, patience: Patience, asked_at: float, *, whole: bool = False) -> None:
+        splitter = EventSplitter()
         self._exchange = exchange
-        self._splitter = EventSplitter()
+        self._split = splitter.feed_whole if whole else splitter.feed
+        self._deadline: float | None = asked_at + patience.first_event_s
         self._limit_s = patience.first_event_s
         self._stall_s = patience.stall_s
         self.done = False
 
     async def next(self) -> list[bytes]:
-        """The data of the next events, as many as one read brought; empty at the end of the body.
+        """The next events, as many as one read brought; empty at the end of the body.
 
         Raises:
             EngineError: the stream was cut, is no event stream, or has been silent for too long.
 
         """
+        deadline = trio.current_time() + self._stall_s if self._deadline is None else self._deadline
+        with trio.CancelScope(deadline=deadline):
+            return await self._read()
+        raise EngineError(f"the engine has been silent for {self._limit_s:g} s", status=504)
+
+    async def rest(self) -> list[bytes]:
+        """What still comes, with the end of the body, after everything that matters: as much as comes in good time.
+
+        Read for the engine's usage, and because it makes the connection usable again; no failure counts any more.
+        """
+        found: list[bytes] = []
+        with trio.move_on_after(REST_S):
+            try:
+                while events := await self._read():
+                    found += events
+            except EngineError:
+                """The answer is complete without it."""
+        return found
+
+    async def _read(self) -> list[bytes]:
         while True:
-            with trio.CancelScope(deadline=trio.current_time() + self._limit_s) as scope:
-                try:
-                    data = await self._exchange.receive()
-                except TransportFault as exc:
-                    raise ENGINE.broken(exc) from exc
-            if scope.cancelled_caught:
-                raise EngineError(f"the engine has been silent for {self._limit_s:g} s", status=504)
+            try:
+                data = await self._exchange.receive()
+            except TransportFault as exc:
+                raise ENGINE.broken(exc) from exc
             if not data:
                 return []
             try:
-                events = self._splitter.feed(data)
+                events = self._split(data)
             except OversizedEvent as exc:
                 raise EngineError("the engine sent no valid event", detail=str(exc)) from exc
             if not events:
                 continue
+            self._deadline = None
             self._limit_s = self._stall_s
             if events[-1] == DONE:
                 self.done = True

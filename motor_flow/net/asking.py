@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from motor_flow.errors import UNREADABLE
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import TransportFault
 
@@ -25,15 +26,17 @@ class _Models(msgspec.Struct):
     data: list[dict[str, Any]]
 
 
-async def ask_version(http: HttpClient, url: str) -> str | None:
-    """vLLM's version at this address, empty when it does not say; None when nobody answers."""
-    try:
-        reply = await http.call("GET", f"{url}/version", timeout_s=ASK_TIMEOUT_S)
-    except TransportFault:
-        return None
+async def ask_version(http: HttpClient, url: str) -> str:
+    """vLLM's version at this address, empty when it does not say.
+
+    Raises:
+        TransportFault: nobody answers.
+
+    """
+    reply = await http.call("GET", f"{url}/version", timeout_s=ASK_TIMEOUT_S)
     try:
         return msgspec.json.decode(reply.body, type=_Version).version if reply.status == 200 else ""
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return ""
 
 
@@ -41,6 +44,7 @@ async def ask_models(http: HttpClient, url: str) -> list[dict[str, Any]]:
     """The model cards at this address, as far as it shows any."""
     try:
         reply = await http.call("GET", f"{url}/v1/models", timeout_s=ASK_TIMEOUT_S)
-        return msgspec.json.decode(reply.body, type=_Models).data if reply.status == 200 else []
-    except (TransportFault, msgspec.DecodeError):
+        cards = msgspec.json.decode(reply.body, type=_Models).data if reply.status == 200 else []
+    except (TransportFault, *UNREADABLE):
         return []
+    return [card for card in cards if isinstance(card.get("id"), str)]

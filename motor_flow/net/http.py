@@ -20,18 +20,29 @@ from motor_flow.net.stream import Origin
 _EXCHANGE = "motor_flow.exchange"
 
 
-def origin_of(url: str) -> Origin:
+def origin_of(url: str, *, uds: str = "") -> Origin:
     """The origin of an http or https URL.
+
+    Args:
+        url: base URL.
+        uds: a Unix socket behind it.
 
     Raises:
         ValueError: not such a URL.
 
     """
-    parsed = httpx.URL(url)
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as exc:
+        raise ValueError(f"not an http or https URL: {url!r} ({exc})") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"not an http or https URL: {url!r}")
-    tls = parsed.scheme == "https"
-    return Origin(parsed.host, parsed.port or (443 if tls else 80), tls)
+    return _origin(parsed, uds)
+
+
+def _origin(url: httpx.URL, uds: str) -> Origin:
+    tls = url.scheme == "https"
+    return Origin(url.host, url.port or (443 if tls else 80), tls, uds)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -55,8 +66,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
-        tls = url.scheme == "https"
-        origin = Origin(url.host, url.port or (443 if tls else 80), tls, self._uds)
+        origin = _origin(url, self._uds)
         body = request.content if hasattr(request, "_content") else await request.aread()
         head = [b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), url.raw_path)]
         for name, value in request.headers.raw:

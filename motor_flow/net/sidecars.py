@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import trio
+
 from motor_flow.net.http1 import PeerClosed, Pool, Reply
 from motor_flow.net.stream import Origin
 
@@ -27,9 +29,8 @@ class Sidecar:
         """Request line and constant headers of a POST, without the last header's value."""
         head = self._heads.get(path)
         if head is None:
-            host = self.origin.host if not self.origin.uds else "localhost"
             head = self._heads[path] = (
-                f"POST {path} HTTP/1.1\r\nhost: {host}:{self.origin.port}\r\ncontent-type: application/json\r\n"
+                f"POST {path} HTTP/1.1\r\nhost: {self.origin.authority}\r\ncontent-type: application/json\r\n"
             ).encode("ascii") + self._authorization
         return head
 
@@ -59,8 +60,8 @@ class Sidecars:
     async def post(self, path: str, body: bytes, *, timeout_s: float, headers: bytes = b"") -> Reply:
         """Call one sidecar.
 
-        A connection that turns out to have been closed as idle is replaced once: the sidecar never saw the call, and
-        keeps no state if it did.
+        A connection that turns out to have been closed as idle is replaced once, within the same time: the sidecar most
+        likely never saw the call, and keeps no state if it did.
 
         Args:
             path: of the API.
@@ -75,12 +76,14 @@ class Sidecars:
         sidecar = self.pick()
         head = b"%b%bcontent-length: " % (sidecar.head(path), headers)
         sidecar.in_flight += 1
+        started = trio.current_time()
         try:
             try:
                 return await self._pool.exchange(sidecar.origin, head, body, timeout_s=timeout_s)
             except PeerClosed as closed:
                 if not closed.untouched:
                     raise
-            return await self._pool.exchange(sidecar.origin, head, body, timeout_s=timeout_s)
+            left_s = started + timeout_s - trio.current_time()
+            return await self._pool.exchange(sidecar.origin, head, body, timeout_s=left_s)
         finally:
             sidecar.in_flight -= 1

@@ -40,6 +40,26 @@ class EventSplitter:
             OversizedEvent: the unfinished event is longer than `event_bytes_max`.
 
         """
+        events = []
+        for block in self._blocks(data):
+            if block.startswith(b"data: ") and b"\n" not in block:
+                events.append(block[6:])
+            else:
+                data_of = _data_of(block)
+                if data_of is not None:
+                    events.append(data_of)
+        return events
+
+    def feed_whole(self, data: bytes) -> list[bytes]:
+        """All lines of each event that `data` completes, joined by LF, without the empty line.
+
+        Raises:
+            OversizedEvent: the unfinished event is longer than `event_bytes_max`.
+
+        """
+        return [block for block in self._blocks(data) if _data_of(block) is not None]
+
+    def _blocks(self, data: bytes) -> list[bytes]:
         if self._skip_line_feed or b"\r" in data:
             data = self._without_carriage_returns(data)
         if self._rest:
@@ -53,20 +73,7 @@ class EventSplitter:
         *blocks, rest = data.split(b"\n\n")
         self._rest = bytearray(rest)
         self._check()
-        events = []
-        for block in blocks:
-            if block.startswith(b"data: ") and b"\n" not in block:
-                events.append(block[6:])
-            else:
-                data_of = _data_of(block)
-                if data_of is not None:
-                    events.append(data_of)
-        return events
-
-    @property
-    def pending(self) -> bool:
-        """Bytes of an unfinished event are held: at the end of a stream, it was cut."""
-        return bool(self._rest.strip(b"\n"))
+        return blocks
 
     def _check(self) -> None:
         if len(self._rest) > self._limit:

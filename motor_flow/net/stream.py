@@ -25,8 +25,14 @@ class Origin(NamedTuple):
     tls: bool = False
     uds: str = ""
 
+    @property
+    def authority(self) -> str:
+        """Value of a Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
     def __str__(self) -> str:
-        return f"unix:{self.uds}" if self.uds else f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
+        return f"unix:{self.uds}" if self.uds else f"{'https' if self.tls else 'http'}://{self.authority}"
 
 
 class ByteStream(Protocol):

@@ -45,17 +45,18 @@ class Upstream(Generic[Failure]):
         """What an answer that is no 2xx means."""
         said = complaint(reply)
         verdict = judge(reply.status, reply.body)
+        detail = f"HTTP {reply.status}" + (f", {said.kind}" if said.kind else "")
         if verdict is Verdict.REFUSED or (verdict is Verdict.UNKNOWN and not self.model_accepted):
             return self.error(said.message, status=reply.status, kind=said.kind, param=said.param, quoted=True)
         match verdict:
             case Verdict.UNKNOWN:
-                return self.error(f"{self.name} does not know this model", detail=said.message)
+                return self.error(f"{self.name} does not know this model", detail=detail)
             case Verdict.UNSUPPORTED:
-                return self.error(f"{self.name} does not offer this endpoint", status=501, detail=said.message)
+                return self.error(f"{self.name} does not offer this endpoint", status=501, detail=detail)
             case Verdict.UNAUTHORIZED:
                 return self.error(f"{self.name} refused our key", detail="check upstream_config.api_key")
             case _:
-                return self.error(f"{self.name} failed (HTTP {reply.status})", detail=said.message)
+                return self.error(f"{self.name} failed (HTTP {reply.status})", detail=detail)
 
     def broken(self, fault: TransportFault) -> Failure:
         """What an exchange that brought no answer means."""

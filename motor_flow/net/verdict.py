@@ -9,7 +9,7 @@ much as by the status.
 | 404 without an error object, 405, 415, 501, 403 | unsupported: the endpoint or capability is missing |
 | 401 | unauthorized: our key is wrong, which is no client's fault |
 | 404 with an error object | unknown: the model is not known there |
-| 408, 425, 429, 5xx | unavailable: another one, or later |
+| 3xx, 408, 425, 429, 5xx | unavailable: another one, or later |
 | any other 4xx | refused: the request's own fault |
 
 Source: contract section 6; vLLM 0.33 entrypoints (404 of the router is `{"detail"}`; 403 PermissionDeniedError without
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from motor_flow.errors import UNREADABLE
 from motor_flow.net.http1 import Reply
 
 
@@ -87,7 +88,7 @@ def complaint(reply: Reply) -> Complaint:
         return Complaint(error.message or f"HTTP {reply.status}", error.type, error.param)
     try:
         detail = _detail_body.decode(reply.body).detail
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return Complaint(f"HTTP {reply.status}", None, None)
     return Complaint(detail if isinstance(detail, str) else msgspec.json.encode(detail).decode(), None, None)
 
@@ -95,5 +96,5 @@ def complaint(reply: Reply) -> Complaint:
 def _error_object(body: bytes) -> _ErrorObject | None:
     try:
         return _error_body.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None

@@ -17,6 +17,7 @@ Source: contract section 7 (Probe); measured on 0.28, 0.32 and 0.33.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NON_STREAM_SINCE = (0, 24)
@@ -30,24 +31,50 @@ class Capability:
 
     Attributes:
         enabled: render_config.enable.
+        streaming: render_config.enable_streaming.
+        renders: a probe was rendered; told to people, requests find out themselves.
         derenders: whole answers.
         streams: completions chunks.
         streams_chat: chat chunks.
         parser: a tool or reasoning parser is configured; None when unknown.
-        markers: ids of the single tokens that parsers look for, as far as they are known.
+        markers: ids of the single tokens that parsers look for; None when nobody could say.
         version: as /version says, or empty.
         missing: what a person should know, one line each.
 
     """
 
     enabled: bool = True
+    streaming: bool = True
+    renders: bool = True
     derenders: bool = True
     streams: bool = True
     streams_chat: bool = True
     parser: bool | None = None
-    markers: frozenset[int] = frozenset()
+    markers: frozenset[int] | None = None
     version: str = ""
     missing: tuple[str, ...] = ()
+
+    @property
+    def marks_known(self) -> bool:
+        """No boundary that a chat parser looks for can be missed."""
+        return self.parser is False or self.markers is not None
+
+
+def combined(found: Sequence[Capability]) -> Capability:
+    """What may be asked of any of several sidecars, since each call may go to another one."""
+    parsers = {each.parser for each in found}
+    parser = True if True in parsers else None if None in parsers else False
+    unknown = any(not each.marks_known for each in found)
+    return Capability(
+        renders=all(each.renders for each in found),
+        derenders=all(each.derenders for each in found),
+        streams=all(each.streams for each in found),
+        streams_chat=all(each.streams_chat for each in found),
+        parser=parser,
+        markers=None if unknown else frozenset().union(*(each.markers or () for each in found)),
+        version=", ".join(dict.fromkeys(each.version for each in found)),
+        missing=tuple(line for each in found for line in each.missing),
+    )
 
 
 def by_version(version: str, *, parser: bool | None) -> Capability:
@@ -60,12 +87,13 @@ def by_version(version: str, *, parser: bool | None) -> Capability:
     streams_chat = streams and (parser is False or number >= CHAT_STREAM_WITH_PARSER_SINCE)
     missing = []
     if not derenders:
-        missing.append(f"vLLM {version} has no derender endpoints (0.24 and newer do)")
+        missing.append(f"vLLM {version} has no derender endpoints (0.24 and newer do): all requests go native")
     elif not streams:
-        missing.append(f"vLLM {version} has no streaming derender (0.27 and newer do)")
+        missing.append(f"vLLM {version} has no streaming derender (0.27 and newer do): streams go native")
     elif not streams_chat:
         missing.append(
-            f"vLLM {version} cannot derender chat streams with parsers as native vLLM would (0.33 and newer can)"
+            f"vLLM {version} cannot derender chat streams with parsers as native vLLM would (0.33 and newer can): "
+            "chat streams go native"
         )
     return Capability(
         derenders=derenders,

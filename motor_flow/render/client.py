@@ -5,6 +5,8 @@ Source: RFC Render 阶段, 故障处理 (rows Render Token In, Render 请求校�
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from motor_flow.errors import RenderError
 from motor_flow.net.http1 import TransportFault
 from motor_flow.net.sidecars import Sidecars
@@ -28,16 +30,21 @@ class RenderClient:
         self._sidecars = sidecars
         self._timeout_s = timeout_s
 
-    async def render(self, request: Envelope, *, headers: bytes = b"") -> TokenizedRequest:
+    async def render(self, request: Envelope, *, headers: Mapping[str, str]) -> TokenizedRequest:
         """Turn a request into tokens.
+
+        Args:
+            request: the client's.
+            headers: plain ASCII, for the sidecar.
 
         Raises:
             RenderError: refused (Render's own status, message, type and param), or Render could not be used.
 
         """
+        lines = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
         path = f"{CHAT_PATH if request.api == 'chat' else COMPLETIONS_PATH}/render"
         try:
-            reply = await self._sidecars.post(path, request.encode(), timeout_s=self._timeout_s, headers=headers)
+            reply = await self._sidecars.post(path, request.encode(), timeout_s=self._timeout_s, headers=lines)
         except TransportFault as exc:
             raise RENDER.broken(exc) from exc
         if not 200 <= reply.status < 300:

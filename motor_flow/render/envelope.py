@@ -13,20 +13,19 @@ Source: contract section 3 and 6; vLLM 0.33 openai/{chat_completion,completion}/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from motor_flow.errors import ClientError
+from motor_flow.errors import UNREADABLE, ClientError
+from motor_flow.net.transfer import TRANSFER_KEYS, without_transfer
 
 Api = Literal["chat", "completions", "other"]
 """`other`: a route that only engines know, passed through."""
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-
-TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 T = TypeVar("T")
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -39,11 +38,13 @@ def peek(raw: Raw | None, kind: type[T], default: T) -> T:
         return default
     try:
         return msgspec.json.decode(raw, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return default
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of a request."""
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -82,12 +83,11 @@ class Envelope:
         """
         try:
             fields = _fields.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except UNREADABLE as exc:
             raise ClientError(f"the request body is not a JSON object: {exc}") from None
-        for key in TRANSFER_KEYS:
-            fields.pop(key, None)
+        fields = without_transfer(fields)
         _strip_extra_arguments(fields)
-        options = peek(fields.get("stream_options"), _StreamOptions, _StreamOptions())
+        options = peek(fields.get("stream_options"), StreamOptions, StreamOptions())
         include_usage = bool(options.include_usage)
         return cls(
             api=api,
@@ -119,9 +119,9 @@ def _strip_extra_arguments(fields: dict[str, Raw]) -> None:
     raw = fields.get("vllm_xargs")
     if raw is None:
         return
-    extra = peek(raw, dict[str, Any], {})
-    if any(key in extra for key in TRANSFER_KEYS):
-        fields["vllm_xargs"] = Raw(_encode({key: value for key, value in extra.items() if key not in TRANSFER_KEYS}))
+    extra = peek(raw, dict[str, Raw], {})  # what is no object holds no keys, and Render refuses it
+    if not TRANSFER_KEYS.isdisjoint(extra):
+        fields["vllm_xargs"] = Raw(_encode(without_transfer(extra)))
 
 
 def _count_prompts(raw: Raw | None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import msgspec
 
+from motor_flow.errors import UNREADABLE
 from motor_flow.net.asking import ask_version
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Reply, TransportFault
@@ -39,23 +40,31 @@ class _Rendered(msgspec.Struct):
     token_ids: list[int]
 
 
-async def probe_sidecar(http: HttpClient, url: str) -> Capability | None:
-    """What the sidecar at this address can do; None when nobody answers."""
+async def probe_sidecar(http: HttpClient, url: str) -> Capability:
+    """What the sidecar at this address can do.
+
+    Raises:
+        TransportFault: nobody answers.
+
+    """
     version = await ask_version(http, url)
-    if version is None:
-        return None
     try:
         rendered = await _post(
             http, f"{url}/v1/chat/completions/render", {"messages": [{"role": "user", "content": "x"}]}
         )
         if rendered.status != 200:
-            return replace(
-                by_version(version, parser=None), missing=(f"render of a probe answered HTTP {rendered.status}",)
-            )
+            missing = f"render of a probe answered HTTP {rendered.status}"
+            return replace(by_version(version, parser=None), renders=False, missing=(missing,))
         ids = msgspec.json.decode(rendered.body, type=_Rendered).token_ids
         capability = await _probe_stream(http, url, version, ids)
-        return replace(capability, markers=await _marker_ids(http, url)) if capability.parser else capability
-    except (TransportFault, msgspec.DecodeError) as exc:
+        if not capability.parser:
+            return capability
+        markers = await _marker_ids(http, url)
+        if markers is not None:
+            return replace(capability, markers=markers)
+        missing = "/tokenize is not offered, so chat chunks are derendered one by one"
+        return replace(capability, missing=(*capability.missing, missing))
+    except (TransportFault, *UNREADABLE) as exc:
         return replace(by_version(version, parser=None), missing=(f"the probe failed: {exc}",))
 
 
@@ -73,17 +82,17 @@ async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]
     capability = by_version(version, parser=parser)
     if full.status == 200:
         return capability
-    missing = f"streaming chat derender answered HTTP {full.status} to a probe"
+    missing = f"streaming chat derender answered HTTP {full.status} to a probe: such requests go native"
     return replace(capability, streams_chat=False, missing=(*capability.missing, missing))
 
 
-async def _marker_ids(http: HttpClient, url: str) -> frozenset[int]:
-    """Which markers are one token in this vocabulary."""
+async def _marker_ids(http: HttpClient, url: str) -> frozenset[int] | None:
+    """Which markers are one token in this vocabulary; None: this sidecar tokenizes for nobody."""
     found = set()
     for marker in MARKERS:
         reply = await _post(http, f"{url}/tokenize", {"prompt": marker, "add_special_tokens": False})
         if reply.status != 200:
-            break  # this sidecar tokenizes for nobody
+            return None
         tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens
         if len(tokens) == 1:
             found.add(tokens[0])

@@ -14,7 +14,22 @@ from dataclasses import dataclass
 
 from machines.context import Route
 from motor_flow.render.capability import Capability
-from motor_flow.render.envelope import Envelope
+from motor_flow.render.envelope import Api, Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and whether it is streamed: Render's reading of it wins over ours."""
+
+    envelope: Envelope
+    stream: bool
+
+    @property
+    def api(self) -> Api:
+        return self.envelope.api
+
+    def given(self, key: str) -> bool:
+        return self.envelope.given(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +37,7 @@ class Rule:
     """Requests that the chain cannot answer as native vLLM would."""
 
     reason: str
-    holds: Callable[[Envelope, Capability], bool]
+    holds: Callable[[Asked, Capability], bool]
     skips_render: bool = False
 
 
@@ -46,6 +61,9 @@ RULES = (
     ),
     Rule("stop strings in a stream", lambda request, _: request.stream and request.given("stop")),
     Rule(
+        "streaming through the chain is switched off", lambda request, sidecar: request.stream and not sidecar.streaming
+    ),
+    Rule(
         "the sidecar cannot derender chat streams",
         lambda request, sidecar: request.stream and request.api == "chat" and not sidecar.streams_chat,
     ),
@@ -57,9 +75,10 @@ RULES = (
 )
 
 
-def decide(request: Envelope, sidecar: Capability) -> Decision:
+def decide(envelope: Envelope, sidecar: Capability, *, stream: bool) -> Decision:
     """The route of the first attempt."""
+    request = Asked(envelope, stream)
     for rule in RULES:
         if rule.holds(request, sidecar):
-            return Decision("native", sidecar.enabled and not rule.skips_render, rule.reason)
+            return Decision("native", not rule.skips_render, rule.reason)
     return Decision("token_only", render=True)

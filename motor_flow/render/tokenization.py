@@ -20,8 +20,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from machines.context import SemanticIds, TokenizedPrompt
-from motor_flow.errors import RenderError
-from motor_flow.render.envelope import TRANSFER_KEYS, Api
+from motor_flow.errors import UNREADABLE, RenderError
+from motor_flow.net.transfer import without_transfer
+from motor_flow.render.envelope import Api, StreamOptions
 
 VLLM_DEFAULT_MAX_TOKENS = 16
 
@@ -32,12 +33,7 @@ _object = msgspec.json.Decoder(dict[str, Any])
 _flag = msgspec.json.Decoder(bool | None)
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-_stream_options = msgspec.json.Decoder(_StreamOptions | None)
+_stream_options = msgspec.json.Decoder(StreamOptions | None)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +57,6 @@ class TokenizedRequest:
     def prompt_tokens(self) -> int:
         return sum(len(prompt.ids) for prompt in self.prompts)
 
-    @property
-    def n(self) -> int:
-        return self.prompts[0].n
-
 
 def tokenized(api: Api, body: bytes) -> TokenizedRequest:
     """Read the answer of a render endpoint: one GenerateRequest for chat, a list for completions.
@@ -81,7 +73,7 @@ def tokenized(api: Api, body: bytes) -> TokenizedRequest:
         first = items[0]
         options = _stream_options.decode(first.get("stream_options", b"null"))
         stream = bool(_flag.decode(first.get("stream", b"null")))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise RenderError("the Render sidecar gave an invalid answer", detail=str(exc)) from None
     include_usage = options is not None and bool(options.include_usage)
     return TokenizedRequest(
@@ -99,11 +91,9 @@ def _prompt(item: dict[str, Raw]) -> TokenizedPrompt:
     sampling = _object.decode(item.pop("sampling_params"))
     sampling.setdefault("max_tokens", VLLM_DEFAULT_MAX_TOKENS)
     extra = sampling.get("extra_args")
-    if isinstance(extra, dict) and any(key in extra for key in TRANSFER_KEYS):
-        sampling["extra_args"] = {key: value for key, value in extra.items() if key not in TRANSFER_KEYS}
-    for key in TRANSFER_KEYS:
-        item.pop(key, None)
+    if isinstance(extra, dict):
+        sampling["extra_args"] = without_transfer(extra)
     n = sampling.get("n", 1)
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise msgspec.ValidationError("sampling_params.n is not a positive number")
-    return TokenizedPrompt(ids=SemanticIds(ids), sampling=sampling, rest=item, n=n)
+    return TokenizedPrompt(ids=SemanticIds(ids), sampling=sampling, rest=without_transfer(item), n=n)

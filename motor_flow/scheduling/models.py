@@ -43,6 +43,8 @@ class Models:
 
     def learn(self, cards: Sequence[Card]) -> None:
         """An upstream named its models. The first one to do so replaces the card made from the configuration."""
+        if not cards:
+            return
         if not self._seen:
             self._cards = []
             self._seen = True

@@ -60,4 +60,4 @@ class Registry:
     @property
     def schedulable(self) -> bool:
         """Something could serve a request."""
-        return bool(self._instances)
+        return bool(self.of_role("union"))

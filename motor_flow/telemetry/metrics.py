@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -97,13 +98,16 @@ class Metrics:
 
     @contextmanager
     def derender_whole(self) -> Iterator[None]:
-        """Count one whole derender call."""
+        """Count and time one whole derender call."""
+        started = trio.current_time()
         try:
             yield
         except Exception:
             self._derender_whole_failed.inc()
+            self.phase("derender", trio.current_time() - started, ok=False)
             raise
         self._derender_whole_ok.inc()
+        self.derender_seconds.observe(trio.current_time() - started)
 
     def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Add series that are read when they are scraped."""

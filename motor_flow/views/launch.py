@@ -8,7 +8,9 @@ Source: contract section 1.
 
 from __future__ import annotations
 
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -20,6 +22,7 @@ from motor_flow.telemetry.log import configure, get_logger
 from motor_flow.views.serve import EXIT_FAILED, CannotListen, Process
 
 EXIT_CONFIG = 78
+DESCRIPTORS_WANTED = 4096
 PORT_KEYS = ("coordinator_api_infer_port", "coordinator_api_mgmt_port", "coordinator_obs_port")
 _log = get_logger()
 
@@ -27,6 +30,7 @@ _log = get_logger()
 def launch(path: Path | None, port: int | None) -> int:
     """Serve; returns the exit status."""
     configure()
+    _allow_many_connections()
     try:
         return trio.run(_embedded, port) if path is None else trio.run(_configured, path, port)
     except* BadConfiguration as group:
@@ -52,9 +56,20 @@ async def _embedded(port: int | None) -> int:
 
 
 async def _serve(loaded: Loaded, port: int | None) -> int:
-    for warning in (*loaded.warnings, *start_warnings(loaded.given)):
+    for warning in (*loaded.warnings, *start_warnings(loaded.config, loaded.given)):
         _log.warning("configuration", source=loaded.source, message=warning)
-    return await Process(App(_on_port(loaded.config, port), source=loaded.source)).run()
+    return await Process(App(_on_port(loaded.config, port))).run()
+
+
+def _allow_many_connections() -> None:
+    """Every stream is two connections or three: take as many descriptors as this process may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_WANTED:
+        _log.warning("few_file_descriptors", limit=soft, message=f"about {soft // 3} streams at once; raise ulimit -n")
 
 
 def _on_port(config: Config, port: int | None) -> Config:

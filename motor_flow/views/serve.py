@@ -11,10 +11,12 @@ Source: contract sections 1 and 7 (SIGTERM).
 
 from __future__ import annotations
 
+import os
 import signal
 import ssl
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -50,9 +52,8 @@ class Process:
         stall_s = app.config.stream.client_stall_timeout
         limits = Limits(write_stall_s=stall_s)
         self._inference = Server(app.inference, limits, on_bug=_report)
-        self._side: list[Server] = []
 
-    async def run(self, *, announce: bool = True) -> int:
+    async def run(self) -> int:
         """Serve until a signal ends it; returns the exit status.
 
         Raises:
@@ -70,16 +71,15 @@ class Process:
         status = 0
         async with trio.open_nursery() as nursery:
             for listening, (_, app, _) in zip(listeners[1:], places[1:], strict=True):
-                server = Server(app, on_bug=_report)
-                self._side.append(server)
-                await nursery.start(server.serve, listening)
+                await nursery.start(Server(app, on_bug=_report).serve, listening)
             nursery.start_soon(self._app.keep_house)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 await self._app.start()
                 finished = trio.Event()
                 nursery.start_soon(self._serve_inference, listeners[0], finished)
-                if announce:
-                    self._announce(listeners)
+                if not self._app.ready:
+                    _log.warning("not_ready", reason="no instance that can serve requests is registered")
+                self._announce(listeners)
                 status = await self._until_the_end(signals, finished)
             nursery.cancel_scope.cancel(reason="the process ends")
         self._app.close()
@@ -91,8 +91,9 @@ class Process:
         ]
         infer, mgmt, obs = (_address(listening) for listening in listeners)
         line = f"ready {schemes[0]}://{infer} mgmt {schemes[1]}://{mgmt} obs {schemes[1]}://{obs}"
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
 
     async def _serve_inference(self, listeners: Listeners, finished: trio.Event) -> None:
         try:
@@ -125,6 +126,7 @@ class Process:
         self._app.evict_all()
         with trio.move_on_after(LAST_WORDS_S):
             await finished.wait()
+        _log.warning("drain.ended", requests=self._app.requests)
         return EXIT_BY_SIGNAL[signal.Signals(forced)]
 
 
@@ -148,6 +150,9 @@ async def _listen(host: str, port: int, tls: TlsSection) -> Listeners:
 def _tls_context(tls: TlsSection) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in tls.files:
+        if not os.access(path, os.R_OK):
+            raise CannotListen(f"TLS file {path} cannot be read")
     password = Path(tls.passwd_file).read_text(encoding="utf-8").strip() if tls.passwd_file else None
     try:
         context.load_cert_chain(tls.cert_file, tls.key_file, password)

@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from motor_flow.config import BadConfiguration, Config, load, load_embedded
+from motor_flow.config.load import SECRET_KEYS
 
 EXIT_CONFIG = 78
-SECRETS = {
-    ("upstream_config", "api_key"),
-    ("token_obfuscation_config", "seed_content"),
-    ("api_key_config", "valid_keys"),
-}
 HIDDEN = "***"
 
 
@@ -35,9 +31,10 @@ def print_effective(path: Path | None) -> int:
         sys.stderr.write(f"{exc}\n")
         return EXIT_CONFIG
     shown: dict[str, Any] = loaded.config.model_dump(by_alias=True, mode="json")
-    for section, key in SECRETS:
-        value = shown[section][key]
-        if value:
-            shown[section][key] = [HIDDEN] * len(value) if isinstance(value, list) else HIDDEN
+    for section in shown.values():
+        for key in SECRET_KEYS.intersection(section) if isinstance(section, dict) else ():
+            value = section[key]
+            if value:
+                section[key] = [HIDDEN] * len(value) if isinstance(value, list) else HIDDEN
     sys.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
     return 0

@@ -88,7 +88,7 @@ HEAD = {
     "not HTTP": ([b"hello"], 502, "cannot be reached"),
 }
 STREAM_HEAD = {
-    "error event": ([SSE_HEAD, ERROR_EVENT, DONE, SSE_END], 502, "reported a failure"),
+    "error event": ([SSE_HEAD, ERROR_EVENT, DONE, SSE_END], 502, "HTTP 500"),
     "bad request found late": ([SSE_HEAD, BAD_EVENT, DONE, SSE_END], 400, "too long"),
     "abort": ([SSE_HEAD, tokens(finish="abort"), DONE, SSE_END], 502, "'abort'"),
     "empty": ([SSE_HEAD, SSE_END], 502, "without a finish reason"),

@@ -8,6 +8,7 @@ import pytest
 
 from motor_flow.app import App, start_warnings
 from motor_flow.config import BadConfiguration, Config, load, load_embedded
+from motor_flow.net.http import origin_of
 
 EXAMPLE = {
     "model_config": {"model_name": "tiny", "model_path": "models/tiny", "max_model_len": 4096},
@@ -152,10 +153,39 @@ def test_a_file_that_cannot_be_read(tmp_path):
         load(tmp_path / "nowhere.json", {})
 
 
-def test_a_bad_url_names_its_instance():
-    config = load_embedded({"instances": [{"id": 1, "role": "union", "url": "ftp://x"}]}, {}).config
-    with pytest.raises(BadConfiguration, match=r"instances\[0\]\.url: not an http or https URL"):
-        App(config)
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("ftp://x", "not an http:// or https:// URL, given"),
+        ("127.0.0.1:9001", "not an http:// or https:// URL"),
+        ("http://", "not an http:// or https:// URL"),
+        ("http://a b", "not an http:// or https:// URL"),
+        ("http://engine:8000/v1", "without a path"),
+        ("http://engine:port", "Port could not be cast"),
+    ],
+)
+def test_a_bad_url_names_its_instance(url, fault):
+    with pytest.raises(BadConfiguration, match=rf"instances\[0\]\.url: .*{fault}"):
+        load_embedded({"instances": [{"id": 1, "role": "union", "url": url}]}, {})
+
+
+@pytest.mark.parametrize("host", ["::1", "10.0.0.1", "render.pod-1.svc"])
+def test_a_sidecars_address_may_be_any(host):
+    endpoint = load_embedded({"render_config": {"endpoint": {"host": host, "port": 8100}}}, {}).config.render.endpoint
+    assert origin_of(endpoint.url).host == host
+
+
+def test_faults_show_what_was_given_but_no_secret():
+    with pytest.raises(BadConfiguration) as caught:
+        load_embedded({"api_config": {"coordinator_obs_port": "3025"}, "upstream_config": {"api_key": "two words"}}, {})
+    said = "\n".join(caught.value.faults)
+    assert 'given "3025"' in said
+    assert "two words" not in said
+
+
+def test_the_environment_cannot_reach_into_what_is_no_object():
+    with pytest.raises(BadConfiguration, match=r"render_config.image_name: has no keys, .*IMAGE_NAME__X"):
+        load_embedded({"render_config": {"image_name": "a"}}, {"MOTOR_FLOW_RENDER_CONFIG__IMAGE_NAME__X": "1"})
 
 
 def test_relative_paths_are_relative_to_the_file(read, tmp_path):
@@ -223,9 +253,9 @@ def test_a_fault_in_the_environment_names_the_variable(read, variable, value, sa
 
 def test_what_has_no_effect_yet_is_named_in_one_warning(read):
     loaded = read({"flow_control_config": {"enable": True}, "stream_config": {"coalesce": False}})
-    (warning,) = start_warnings(loaded.given)
+    (warning,) = start_warnings(loaded.config, loaded.given)
     assert warning == "not in effect yet: flow_control_config.enable"
-    assert start_warnings(read({}).given) == []
+    assert start_warnings(read({}).config, read({}).given) == []
 
 
 def test_secrets_are_not_in_a_repr(read):

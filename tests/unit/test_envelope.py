@@ -80,13 +80,13 @@ ROUTES = [
 
 @pytest.mark.parametrize(("api", "body", "route", "render"), ROUTES)
 def test_the_route_is_chosen_before_anything_is_sent(api, body, route, render):
-    decision = decide(parse(body, api), Capability())
+    decision = decide(parse(body, api), Capability(), stream=bool(body.get("stream")))
     assert (decision.route, decision.render) == (route, render)
     assert bool(decision.reason) == (route == "native")
 
 
 def test_without_render_everything_is_native():
-    decision = decide(parse({}), Capability(enabled=False))
+    decision = decide(parse({}), Capability(enabled=False), stream=False)
     assert (decision.route, decision.render) == ("native", False)
 
 
@@ -110,9 +110,9 @@ def test_what_a_version_can_do(version, parser, whole, text, chat):
     sidecar = by_version(version, parser=parser)
     assert (sidecar.derenders, sidecar.streams, sidecar.streams_chat) == (whole, text, chat)
     assert bool(sidecar.missing) == (not (whole and text and chat))
-    assert (decide(parse({}), sidecar).route == "token_only") is whole
-    assert (decide(parse({"stream": True}, "completions"), sidecar).route == "token_only") is text
-    assert (decide(parse({"stream": True}), sidecar).route == "token_only") is chat
+    assert (decide(parse({}), sidecar, stream=False).route == "token_only") is whole
+    assert (decide(parse({}, "completions"), sidecar, stream=True).route == "token_only") is text
+    assert (decide(parse({}), sidecar, stream=True).route == "token_only") is chat
 
 
 ITEM = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 import pytest
@@ -186,9 +187,9 @@ async def test_an_action_that_raises_changes_no_state(autojump_clock):
         return "went"
 
     flow = Flow(made, None)
-    with pytest.raises(ZeroDivisionError):
-        await flow.run()
-    assert flow.state == "failed"
+    assert await flow.run() == "failed"
+    assert isinstance(flow.fault, ZeroDivisionError)
+    assert path(flow) == ["a", "failed"]
 
 
 async def test_a_trace_is_bounded(autojump_clock):
@@ -241,8 +242,7 @@ def test_a_state_has_one_effect():
 
 def test_error_bodies_have_one_shape():
     error = MotorFlowError("m", status=503, param="p", retry_after_s=2)
-    error.stage = "schedule"
-    assert error.body == {
+    assert json.loads(error.encode("schedule")) == {
         "error": {"message": "m", "type": "ServiceUnavailableError", "param": "p", "code": 503, "stage": "schedule"}
     }
     assert MotorFlowError("x" * 10_000).message.endswith("…")

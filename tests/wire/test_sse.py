@@ -45,13 +45,12 @@ def test_any_cut_gives_the_same_events(payloads, data):
     for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         found += splitter.feed(raw[start:end])
     assert found == payloads
-    assert not splitter.pending
 
 
-def test_an_unfinished_event_is_pending():
+def test_whole_events_keep_their_fields_and_comments_are_none():
     splitter = EventSplitter()
-    splitter.feed(b"data: a\n\nda")
-    assert splitter.pending
+    assert splitter.feed_whole(b"event: a\ndata: 1\n\n: ping\n\nid: 7\n\nda") == [b"event: a\ndata: 1"]
+    assert splitter.feed_whole(b"ta: 2\r\n\r\n") == [b"data: 2"]
 
 
 def test_a_line_without_an_end_is_bounded():
