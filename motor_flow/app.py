@@ -20,7 +20,7 @@ from motor_flow.edge.access import KeyCheck
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.door import Door
 from motor_flow.edge.inference import Inference
-from motor_flow.edge.management import management_routes, observability_routes
+from motor_flow.edge.management import HEALTH_PATH, health, management_routes, observability_routes
 from motor_flow.edge.models import PATH as MODELS_PATH, ModelRoutes
 from motor_flow.edge.routes import Routes
 from motor_flow.effects.ports import Services
@@ -187,11 +187,12 @@ class App:
             f"POST {COMPLETIONS_PATH}": self._inference.route("completions"),
             f"GET {MODELS_PATH}": models.list,
             f"GET {MODELS_PATH}/*": models.one,
+            f"GET {HEALTH_PATH}": health(lambda: self.ready),
         }
         table |= {f"POST {path}": self._inference.route("other") for path in PASS_THROUGH_PATHS}
         routes: ASGIApp = Routes(table)
         keys = self.config.api_key
-        return Door(KeyCheck(routes, keys.valid_keys) if keys.enable_api_key else routes)
+        return Door(KeyCheck(routes, keys.valid_keys, free=(HEALTH_PATH,)) if keys.enable_api_key else routes)
 
     def _watch_metrics(self) -> None:
         self.metrics.watch(lambda: lease_series(cast("Mapping[str, int]", self.leases.held)))

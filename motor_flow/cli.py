@@ -16,8 +16,6 @@ from typing import Annotated
 
 import typer
 
-EXIT_CONFIG = 78
-
 app = typer.Typer(
     name="motor-flow",
     help="A Coordinator for LLM serving: Render, Generate, Derender.",
@@ -32,8 +30,20 @@ sim_app = typer.Typer(help="Run one simulator as its own process.", no_args_is_h
 app.add_typer(sim_app, name="sim")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"motor-flow {version('motor-flow')}")
+        raise typer.Exit
+
+
 @app.callback()
-def options() -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Name the version and leave.")
+    ] = False,
+) -> None:
     """A Coordinator for LLM serving: Render, Generate, Derender."""
 
 
@@ -60,8 +70,8 @@ def serve(
 @app.command()
 def diagram(
     machine: Annotated[str | None, typer.Argument(help="request or stream; without it, all.")] = None,
-    form: Annotated[str, typer.Option("--format", help="mermaid, md, dot or svg.")] = "mermaid",
-    out: Annotated[Path | None, typer.Option(help="Write every format there instead of printing one.")] = None,
+    form: Annotated[str, typer.Option("--format", help="What to print: mermaid, md, dot or svg.")] = "mermaid",
+    out: Annotated[Path | None, typer.Option(help="Write every format there instead of printing.")] = None,
     check: Annotated[bool, typer.Option(help="Exit 3 when the committed pictures differ from the code.")] = False,
 ) -> None:
     """Draw the state machines."""
@@ -121,7 +131,9 @@ def config_schema() -> None:
 
 
 @config_app.command("show")
-def config_show(config: ConfigFile = None) -> None:
+def config_show(
+    config: Annotated[Path | None, typer.Option("--config", help="JSON file; without it, the defaults.")] = None,
+) -> None:
     """The effective configuration, secrets hidden."""
     from motor_flow.views.settings import print_effective
 

@@ -53,7 +53,7 @@ class DerenderClient:
         except TransportFault as exc:
             raise DERENDER.broken(exc) from exc
         if reply.status != 200:
-            raise DERENDER.refusal(reply)
+            raise DERENDER.refusal(reply, path)
         return reply
 
 

@@ -23,15 +23,17 @@ class KeyCheck:
     Args:
         app: what is protected.
         digests: sha256 of each valid key, hexadecimal.
+        free: paths that need no key.
 
     """
 
-    def __init__(self, app: ASGIApp, digests: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, digests: Sequence[str], *, free: Sequence[str] = ()) -> None:
         self._app = app
+        self._free = frozenset(free)
         self._digests = [bytes.fromhex(digest) for digest in digests]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._known(header_of(scope, b"authorization") or b""):
+        if scope["path"] not in self._free and not self._known(header_of(scope, b"authorization") or b""):
             raise ClientError("a valid API key is needed: Authorization: Bearer <key>", status=401)
         await self._app(scope, receive, send)
 

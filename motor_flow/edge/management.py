@@ -17,6 +17,7 @@ from motor_flow.scheduling.registry import Registry
 from motor_flow.telemetry.journal import Journal
 from motor_flow.telemetry.metrics import Metrics
 
+HEALTH_PATH = "/health"  # on the inference port, as vLLM has it
 EXPOSITION = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -25,6 +26,16 @@ def json_view(value: Callable[[], object]) -> ASGIApp:
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await respond_json(send, value())
+
+    return app
+
+
+def health(ready: Callable[[], bool]) -> ASGIApp:
+    """200 while requests are served, 503 otherwise: for whoever looks at the status only (load balancers, probes)."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        serving = ready()
+        await respond_json(send, {"ready": serving}, 200 if serving else 503)
 
     return app
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
 
 import trio
 
@@ -60,7 +61,7 @@ class EngineClient:
             raise ENGINE.broken(exc) from exc
         try:
             if not 200 <= exchange.status < 300:
-                raise await _refusal(exchange)
+                raise await _refusal(exchange, urlsplit(url).path)
             yield exchange
         finally:
             exchange.close()
@@ -79,9 +80,9 @@ async def read_whole(exchange: Exchange) -> bytes:
         raise ENGINE.broken(exc) from exc
 
 
-async def _refusal(exchange: Exchange) -> EngineError:
+async def _refusal(exchange: Exchange, path: str) -> EngineError:
     body = b""
     # Whatever happens to the body, the status says enough.
     with trio.move_on_after(ERROR_BODY_TIMEOUT_S), suppress(TransportFault):
         body = await exchange.read(ERROR_BODY_BYTES_MAX)
-    return ENGINE.refusal(Reply(exchange.status, exchange.headers, body))
+    return ENGINE.refusal(Reply(exchange.status, exchange.headers, body), path)

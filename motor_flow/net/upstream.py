@@ -41,8 +41,14 @@ class Upstream(Generic[Failure]):
     name: str
     model_accepted: bool = False
 
-    def refusal(self, reply: Reply) -> Failure:
-        """What an answer that is no 2xx means."""
+    def refusal(self, reply: Reply, path: str = "this endpoint") -> Failure:
+        """What an answer that is no 2xx means.
+
+        Args:
+            reply: the answer.
+            path: what was asked for.
+
+        """
         said = complaint(reply)
         verdict = judge(reply.status, reply.body)
         detail = f"HTTP {reply.status}" + (f", {said.kind}" if said.kind else "")
@@ -52,7 +58,7 @@ class Upstream(Generic[Failure]):
             case Verdict.UNKNOWN:
                 return self.error(f"{self.name} does not know this model", detail=detail)
             case Verdict.UNSUPPORTED:
-                return self.error(f"{self.name} does not offer this endpoint", status=501, detail=detail)
+                return self.error(f"{self.name} does not offer {path}", status=501, detail=detail)
             case Verdict.UNAUTHORIZED:
                 return self.error(f"{self.name} refused our key", detail="check upstream_config.api_key")
             case _:

@@ -48,5 +48,5 @@ class RenderClient:
         except TransportFault as exc:
             raise RENDER.broken(exc) from exc
         if not 200 <= reply.status < 300:
-            raise RENDER.refusal(reply)
+            raise RENDER.refusal(reply, path)
         return tokenized(request.api, reply.body)

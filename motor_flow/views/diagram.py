@@ -124,11 +124,12 @@ def svg(table: Table) -> str:
     """
     program = _renderer()
     if program is None:
-        raise NoRenderer("SVG needs a renderer: pip install 'motor-flow[diagrams]', or install Graphviz")
+        raise NoRenderer("SVG needs a renderer: pip install graphviz-pure, or install Graphviz")
     drawn = subprocess.run(  # noqa: S603 - a renderer, fed our own text
         [program, "-Tsvg"], input=dot(table), capture_output=True, text=True, check=True
     )
-    return f"{drawn.stdout.rstrip()}\n{_origin(table)}\n"
+    picture = drawn.stdout.rstrip()
+    return f"{picture}\n{_origin(table, picture)}\n"
 
 
 def _renderer() -> str | None:
@@ -136,9 +137,10 @@ def _renderer() -> str | None:
     return str(beside_us) if beside_us.exists() else shutil.which("graphviz-pure") or shutil.which("dot")
 
 
-def _origin(table: Table) -> str:
-    """Renderers differ by version, so a committed SVG is judged by what it was drawn from."""
-    return f"<!-- drawn from DOT sha256:{hashlib.sha256(dot(table).encode()).hexdigest()} -->"
+def _origin(table: Table, picture: str) -> str:
+    """Renderers differ by version, so a committed SVG is judged by what it was drawn from, and by being untouched."""
+    source, drawing = (hashlib.sha256(text.encode()).hexdigest() for text in (dot(table), picture))
+    return f"<!-- drawn from DOT sha256:{source}; drawing sha256:{drawing} -->"
 
 
 def markdown(table: Table) -> str:
@@ -180,11 +182,11 @@ def _initial(state: Any) -> str:
 
 
 def write_all(directory: Path, names: Sequence[str], forms: Sequence[Format]) -> list[Path]:
-    """Write the pictures; returns what was written. A missing SVG renderer raises `NoRenderer`."""
+    """Write the pictures; returns what was written. A missing SVG renderer raises `NoRenderer`, after all others."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in names:
-        for form in forms:
+    for form in sorted(forms, key=lambda form: form == "svg"):
+        for name in names:
             path = directory / f"{name}.{SUFFIXES[form]}"
             path.write_text(render(TABLES[name], form), encoding="utf-8")
             written.append(path)
@@ -205,4 +207,7 @@ def stale(directory: Path, names: Sequence[str]) -> list[str]:
 
 
 def _fresh(text: str, table: Table, form: Format) -> bool:
-    return text.rstrip().endswith(_origin(table)) if form == "svg" else text == render(table, form)
+    if form != "svg":
+        return text == render(table, form)
+    picture, _, origin = text.rstrip().rpartition("\n")
+    return origin == _origin(table, picture)

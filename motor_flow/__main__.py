@@ -1,0 +1,5 @@
+"""`python -m motor_flow`."""
+
+from motor_flow.cli import main
+
+main()
