@@ -33,7 +33,7 @@ from motor_flow.flow import Effects
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient, origin_of
 from motor_flow.net.http1 import Pool, TransportFault
-from motor_flow.net.sidecars import Sidecars
+from motor_flow.net.sidecars import Sidecar, Sidecars
 from motor_flow.net.stream import Dial, network
 from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
@@ -95,11 +95,11 @@ class App:
         key = config.upstream.api_key
         self._bearer = {"authorization": f"Bearer {key}"} if key else None
         self._http = HttpClient(self.pool, headers=self._bearer)
+        sidecars = Sidecars(self.pool, [origin_of(each.url, uds=each.uds) for each in config.render.sidecars], key)
         self._watch = Watch(
-            [self._watched(endpoint) for endpoint in config.render.sidecars],
+            [self._watched(*pair) for pair in zip(config.render.sidecars, sidecars.all, strict=True)],
             Capability(enabled=config.render.enable, streaming=config.render.enable_streaming),
         )
-        sidecars = Sidecars(self.pool, [origin_of(each.url, uds=each.uds) for each in config.render.sidecars], key)
         timeout_s = config.render.timeout_ms / 1e3
         self.services = Services(
             capability=self._watch.capability,
@@ -223,8 +223,8 @@ class App:
             self.models.learn(await ask_models(sidecar.http, sidecar.url))
         self.services.capability = self._watch.capability
 
-    def _watched(self, endpoint: EndpointSection) -> Watched:
-        return Watched(endpoint.url, HttpClient(self.pool, headers=self._bearer, uds=endpoint.uds))
+    def _watched(self, endpoint: EndpointSection, sidecar: Sidecar) -> Watched:
+        return Watched(endpoint.url, HttpClient(self.pool, headers=self._bearer, uds=endpoint.uds), sidecar)
 
     async def _probe_engine(self, instance: Instance) -> None:
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from motor_flow.derender.normalise import ReasoningField, rename_reasoning
+from motor_flow.derender.normalise import CLIENT_FINISHES, ReasoningField, rename_reasoning
 from motor_flow.errors import UNREADABLE, DerenderError
 from motor_flow.net.transfer import without_transfer
 
@@ -64,6 +64,8 @@ def client_answer(
         fields: dict[str, object] = dict(without_transfer(_fields(body)))
     except UNREADABLE as exc:
         raise DerenderError("the sidecar gave an invalid derender answer", detail=str(exc)) from None
+    if odd := {choice.finish_reason for choice in answer.choices} - CLIENT_FINISHES:
+        raise DerenderError(f"the sidecar gave a finish reason that is none: {min(odd)!r}")
     if [choice.index for choice in answer.choices] != list(range(choices)):
         raise DerenderError(f"the sidecar derendered {len(answer.choices)} choices of {choices}")
     if reasoning_field != "reasoning":

@@ -15,11 +15,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Raw
 
 from motor_flow.derender.codec import ChatChoice, TextChoice
 
 ReasoningField = Literal["reasoning", "reasoning_content", "both"]
 
+CLIENT_FINISHES = frozenset({"stop", "length", "tool_calls", "repetition"})
 NULL = b"null"
 OPEN = b',"logprobs":null,"finish_reason":null}'  # the end of nearly every choice
 _encode = msgspec.json.encode
@@ -54,6 +56,19 @@ class Frame:
         return b"%b%b]%b%b}\n\n" % (self._head, choice, tail, top)
 
 
+def shown_finish(derendered: str | None, engine: str | None) -> str | None:
+    """The finish reason for the client: Derender's, which knows of tool calls, once the engine has finished."""
+    if engine is None:
+        return None
+    return derendered if derendered in CLIENT_FINISHES else engine
+
+
+def one_line(raw: Raw) -> bytes:
+    """JSON that may stand in an event: pretty-printing would end it."""
+    text = bytes(raw)
+    return text if b"\n" not in text and b"\r" not in text else _encode(msgspec.json.decode(text))
+
+
 def role_choice(index: int) -> bytes:
     """The first choice object of a chat stream."""
     return b'{"index":%d,"delta":{"role":"assistant","content":""}%b' % (index, OPEN)
@@ -77,8 +92,8 @@ class ChatNormaliser:
     def choice(self, choice: ChatChoice, finish: str | None) -> bytes:
         """The choice object for the client; empty when it would say nothing."""
         delta = clean_delta(choice.delta)
-        logprobs = bytes(choice.logprobs)
-        token_ids = bytes(choice.token_ids)
+        logprobs = one_line(choice.logprobs)
+        token_ids = one_line(choice.token_ids)
         if not delta and finish is None and logprobs == NULL and token_ids in (NULL, b"[]"):
             return b""
         if self._reasoning_field != "reasoning" and "reasoning" in delta:
@@ -115,8 +130,8 @@ class TextNormaliser:
             prompt_ids: encoded prompt token ids, for the first choice object of a prompt when the client wants them.
 
         """
-        logprobs = bytes(choice.logprobs)
-        token_ids = bytes(choice.token_ids)
+        logprobs = one_line(choice.logprobs)
+        token_ids = one_line(choice.token_ids)
         if not choice.text and finish is None and logprobs == NULL and token_ids in (NULL, b"[]"):
             return b""
         text = _encode(choice.text)

@@ -8,7 +8,7 @@ Source: contract section 3.
 
 from __future__ import annotations
 
-from motor_flow.edge.asgi import ASGIApp, Receive, Scope, Send
+from motor_flow.edge.asgi import ASGIApp, Message, Receive, Scope, Send
 from motor_flow.edge.identity import request_id
 from motor_flow.edge.routes import JSON, error_headers, respond
 from motor_flow.errors import MotorFlowError
@@ -29,10 +29,17 @@ class Door:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = request_id(scope)
+        echo = (b"x-request-id", name.encode())
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start" and not any(key == echo[0] for key, _ in message["headers"]):
+                message["headers"] = [*message["headers"], echo]
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, named)
         except MotorFlowError as error:
-            name = request_id(scope)
             _log.info(
                 "request.end",
                 request_id=name,
@@ -43,5 +50,5 @@ class Door:
                 reason=error.message,
                 path=scope["path"],
             )
-            headers = [JSON, (b"x-request-id", name.encode()), *error_headers(error)]
-            await respond(send, error.status, error.encode(), headers)
+            headers = [JSON, *error_headers(error)]
+            await respond(named, error.status, error.encode(), headers)

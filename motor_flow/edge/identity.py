@@ -12,7 +12,7 @@ import re
 import secrets
 
 from motor_flow.edge.asgi import Scope
-from motor_flow.edge.routes import header_of
+from motor_flow.edge.routes import header_of, headers_of
 from motor_flow.effects.context import Identity
 from motor_flow.render.envelope import Api, Envelope
 
@@ -64,6 +64,6 @@ def forwarded_headers(scope: Scope, envelope: Envelope) -> dict[str, str]:
     session = envelope.text("session_id")
     given = {
         **({b"x-session-id": session.encode("utf-8", "replace")} if session is not None else {}),
-        **{name: value for name in _SAFE_VALUES if (value := header_of(scope, name)) is not None},
+        **{name: b", ".join(values) for name in _SAFE_VALUES if (values := headers_of(scope, name))},
     }
     return {name.decode(): value.decode() for name, value in given.items() if _SAFE_VALUES[name].fullmatch(value)}

@@ -63,9 +63,9 @@ class HttpResponder:
 
     # --- whole answers ---
 
-    async def answer(self, body: bytes, media_type: str) -> None:
-        """Send a whole 200 answer."""
-        await self.respond(200, body, [(b"content-type", media_type.encode("latin-1"))])
+    async def answer(self, status: int, body: bytes, media_type: str) -> None:
+        """Send a whole good answer."""
+        await self.respond(status, body, [(b"content-type", media_type.encode("latin-1"))])
 
     async def respond(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole response with this status."""

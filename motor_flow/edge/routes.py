@@ -99,6 +99,11 @@ async def read_body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
+def headers_of(scope: Scope, name: bytes) -> list[bytes]:
+    """All headers of this lower-case name."""
+    return [value for key, value in scope["headers"] if key == name]
+
+
 def header_of(scope: Scope, name: bytes) -> bytes | None:
     """The first header of this lower-case name."""
     return next((value for key, value in scope["headers"] if key == name), None)

@@ -104,6 +104,11 @@ class Barrier:
         self.all_firsts = trio.Event()
         self.open = trio.Event()
 
+    @property
+    def decided(self) -> bool:
+        """Nothing can keep the 200 back any more."""
+        return self.all_firsts.is_set() or self.open.is_set()
+
     def head(self) -> None:
         self._heads -= 1
         if self._heads == 0:
@@ -166,6 +171,7 @@ class RequestRun(RequestFacts):
     engine_asked: bool = False
     held: ExitStack = field(default_factory=ExitStack)
     media_type: str = "application/json"
+    status: int = 200
 
     @property
     def chat(self) -> bool:

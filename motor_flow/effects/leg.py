@@ -27,7 +27,7 @@ from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Reply
 from motor_flow.telemetry.log import get_logger
 
-GOOD_FINISHES = frozenset({"stop", "length", "repetition"})
+GOOD_FINISHES = frozenset({"stop", "length", "repetition", "tool_calls"})  # the last one on the native route only
 RECOMPUTED = "recomputed"  # vllm-ascend: the engine gave up the request's KV; what came so far is not an end
 _log = get_logger()
 
@@ -38,6 +38,8 @@ async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
         with accounted(run, leg):
             await _pump(run, leg)
     except EngineError as fault:
+        if run.barrier is not None and not run.barrier.decided:
+            raise  # nothing is on its way to the client that would have to come first
         for stream in leg.streams:
             stream.inbox.fail(fault)
 
@@ -62,8 +64,10 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
             if run.marks.first_event is None:
                 run.marks.first_event = trio.current_time()
             for event in events:
+                if all(stream.inbox.finished for stream in leg.streams):
+                    break  # whatever follows the last finish is none of ours
                 _dispatch(leg, event, markers)
-            barrier.first(leg.index)
+                barrier.first(leg.index)
             for stream in leg.streams:
                 await stream.inbox.room()
         with suppress(EngineError):

@@ -23,7 +23,7 @@ from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.wire import ErrorObject, Usage
 from motor_flow.errors import UNREADABLE, EngineError
-from motor_flow.net.transfer import without_transfer
+from motor_flow.net.transfer import TRANSFER_KEYS, without_transfer
 from motor_flow.render.envelope import peek
 
 EVENT_STREAM = b"text/event-stream"
@@ -46,6 +46,7 @@ class _Peek(msgspec.Struct):
 
 _read = msgspec.json.Decoder(_Peek).decode
 _object = msgspec.json.Decoder(dict[str, Any]).decode
+_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def native_body(run: RequestRun, leg: Leg) -> bytes:
@@ -83,7 +84,8 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
                 if streams:
                     await _pass_through(run, EventReader(exchange, services.patience, asked_at, whole=True))
                 else:
-                    run.pending_answer = await read_whole(exchange)
+                    run.status = exchange.status
+                    run.pending_answer = _hidden(await read_whole(exchange))
             elif not run.stream:
                 _take_whole(run, leg, await read_whole(exchange))
             elif not streams:
@@ -95,11 +97,24 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
 async def _pass_through(run: RequestRun, reader: EventReader) -> None:
     """Events of a route whose meaning only engine and client know: its end is the end of the body."""
     run.stream = True
+    seen = False
     while events := await reader.next():
         if not run.responder.sealed:
             run.responder.seal(b"", run.media_type)
         await run.responder.reserve()
         run.show(b"".join(b"%b\n\n" % event for event in events), visible=True)
+        seen = True
+    if not seen:
+        raise EngineError("the engine's stream ended without any event")
+
+
+def _hidden(body: bytes) -> bytes:
+    """A JSON object without transfer parameters; anything else as it is."""
+    try:
+        fields = _fields(body)
+    except UNREADABLE:
+        return body
+    return body if TRANSFER_KEYS.isdisjoint(fields) else _encode(without_transfer(fields))
 
 
 def _take_whole(run: RequestRun, leg: Leg, body: bytes) -> None:
@@ -127,22 +142,21 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
     barrier = run.barrier
     assert barrier is not None
     barrier.head()
-    unfinished = run.envelope.n * run.envelope.prompts
-    finished: set[int] = set()
-    while len(finished) < unfinished:
+    choices = Choices(run.envelope.n * run.envelope.prompts)
+    while not choices.complete:
         events = await reader.next()
         if not events:
             raise EngineError("the engine's stream ended without a finish reason")
         if run.marks.first_event is None:
             run.marks.first_event = trio.current_time()
         for raw in events:
-            event = _client_event(run, leg, raw, finished)  # a fault in the first one is still told by the status
+            event = _client_event(run, leg, raw, choices)  # a fault in the first one is still told by the status
             barrier.first(leg.index)
             await barrier.open.wait()
             await _show(run, event)
     with suppress(EngineError):
         for raw in await reader.rest():
-            await _show(run, _client_event(run, leg, raw, finished))
+            await _show(run, _client_event(run, leg, raw, choices))
 
 
 async def _show(run: RequestRun, event: _ClientEvent) -> None:
@@ -167,7 +181,32 @@ class _ClientEvent(NamedTuple):
     visible: bool
 
 
-def _client_event(run: RequestRun, leg: Leg, raw: bytes, finished: set[int]) -> _ClientEvent:
+class Choices:
+    """Which choices have begun, and which have finished?
+
+    Args:
+        wanted: at least so many.
+
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._open: set[int] = set()
+        self._finished: set[int] = set()
+
+    def see(self, choice: _Finish) -> None:
+        if choice.finish_reason is not None:
+            self._finished.add(choice.index)
+            self._open.discard(choice.index)
+        elif choice.index not in self._finished:
+            self._open.add(choice.index)
+
+    @property
+    def complete(self) -> bool:
+        return not self._open and len(self._finished) >= self._wanted
+
+
+def _client_event(run: RequestRun, leg: Leg, raw: bytes, choices: Choices) -> _ClientEvent:
     try:
         seen = _read(raw)
         event = _object(raw)
@@ -177,8 +216,7 @@ def _client_event(run: RequestRun, leg: Leg, raw: bytes, finished: set[int]) -> 
         raise reported(seen.error)
     for choice in seen.choices or ():
         check_finish(choice.finish_reason, choice.stop_reason)
-        if choice.finish_reason is not None:
-            finished.add(choice.index)
+        choices.see(choice)
     _count(leg, seen.usage)
     if not run.include_usage:
         if not seen.choices:

@@ -43,8 +43,8 @@ class Responder(Protocol):
     async def finish(self, tail: bytes) -> None:
         """End a sealed stream with these bytes, and wait until everything has left. The first end counts."""
 
-    async def answer(self, body: bytes, media_type: str) -> None:
-        """Send a whole 200 answer, and wait until it has left."""
+    async def answer(self, status: int, body: bytes, media_type: str) -> None:
+        """Send a whole good answer, and wait until it has left."""
 
 
 @dataclass(slots=True, eq=False)

@@ -75,7 +75,7 @@ def _refuse_too_many(run: RequestRun) -> None:
     tokens, limit = run.tokens, run.services.choices_max
     asked = run.envelope.n * run.envelope.prompts if tokens is None else sum(prompt.n for prompt in tokens.prompts)
     if asked > limit:
-        raise ClientError(f"{asked} choices are asked for (prompts x n), at most {limit} are served in one request")
+        raise ClientError(f"at most {limit} choices (prompts x n) are served in one request")
 
 
 # --- admitted -------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _streams(run: RequestRun, prompt: TokenizedPrompt, slim: bytes) -> list[Stre
         ids=prompt.ids,
         parser=run.capability.parser,
     )
-    wants_ids = envelope.given("return_token_ids")
+    wants_ids = envelope.flag("return_token_ids")
     first = len(run.streams)
     return [
         StreamRun(
@@ -248,7 +248,7 @@ async def deliver(run: RequestRun) -> Literal["delivered"]:
     responder = run.responder
     if not responder.sealed:
         assert run.answer is not None
-        await responder.answer(run.answer, run.media_type)
+        await responder.answer(run.status, run.answer, run.media_type)
         return "delivered"
     tail = b""
     if run.route == "token_only" and run.include_usage:

@@ -17,6 +17,7 @@ import trio
 from machines import STREAM
 from machines.context import PendingChunk
 from motor_flow.derender.coalesce import merged
+from motor_flow.derender.normalise import shown_finish
 from motor_flow.derender.usage import encoded_usage
 from motor_flow.effects.context import RequestRun, StreamRun
 from motor_flow.errors import DerenderError, EngineError
@@ -114,11 +115,11 @@ async def _choice(stream: StreamRun, raw: bytes, engine_finish: str | None) -> t
     assert derenderer is not None
     if stream.chat is not None:
         chat, state = await derenderer.chat_chunk(raw, stream.state)
-        finish = (chat.finish_reason or engine_finish) if engine_finish is not None else None
+        finish = shown_finish(chat.finish_reason, engine_finish)
         return stream.chat.choice(chat, finish), state, finish
     assert stream.text is not None
     text, state = await derenderer.text_chunk(raw, stream.state)
-    finish = (text.finish_reason or engine_finish) if engine_finish is not None else None
+    finish = shown_finish(text.finish_reason, engine_finish)
     return stream.text.choice(text, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
 
 

@@ -9,6 +9,7 @@ Source: contract section 7 (first_token_timeout, stall_timeout); RFC Engine 和 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -19,7 +20,9 @@ from motor_flow.net.http1 import Exchange, TransportFault
 from motor_flow.net.sse import EventSplitter, OversizedEvent
 
 DONE = b"[DONE]"
-REST_S = 1.0  # how long usage, [DONE] and the end of the body may take after the last token
+REST_S = (
+    1.0  # silence after the last token that is not waited out: usage, [DONE] and the end of the body follow at once
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,19 @@ class EventReader:
         raise EngineError(f"the engine has been silent for {self._limit_s:g} s", status=504)
 
     async def rest(self) -> list[bytes]:
-        """What still comes, with the end of the body, after everything that matters: as much as comes in good time.
+        """What still comes, with the end of the body, after everything that matters: until there is a silence.
 
         Read for the engine's usage, and because it makes the connection usable again; no failure counts any more.
         """
         found: list[bytes] = []
-        with trio.move_on_after(REST_S):
-            try:
-                while events := await self._read():
-                    found += events
-            except EngineError:
-                """The answer is complete without it."""
+        with suppress(EngineError):  # the answer is complete without it
+            while True:
+                events: list[bytes] = []
+                with trio.move_on_after(REST_S):
+                    events = await self._read()
+                if not events:
+                    break
+                found += events
         return found
 
     async def _read(self) -> list[bytes]:

@@ -100,12 +100,12 @@ class HttpClient:
     """
 
     def __init__(self, pool: Pool, *, headers: Mapping[str, str] | None = None, uds: str = "") -> None:
+        self._transport = Transport(pool, uds)
         self._client = httpx.AsyncClient(
-            transport=Transport(pool, uds),
+            transport=self._transport,
             # Bodies are read raw, so nothing may come compressed.
             headers={"accept-encoding": "identity", "user-agent": "motor-flow", **(headers or {})},
             trust_env=False,
-            follow_redirects=False,
             timeout=httpx.Timeout(None),  # every call names its own limits
         )
 
@@ -155,6 +155,7 @@ class HttpClient:
             headers={"content-type": "application/json", **(headers or {})} if body is not None else headers,
             timeout=httpx.Timeout(None, connect=connect_timeout_s, read=head_timeout_s),
         )
-        response = await self._client.send(request, stream=True)
+        # Not `send`: it keeps one peer's cookies for everybody, and looks into redirects nobody follows.
+        response = await self._transport.handle_async_request(request)
         exchange: Exchange = response.extensions[_EXCHANGE]
         return exchange

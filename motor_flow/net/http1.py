@@ -8,7 +8,7 @@ bytes object. `start` is for answers that are read as they come.
 
 Keep-alive: idle connections expire before vLLM's uvicorn closes them (5 s, VLLM_HTTP_TIMEOUT_KEEP_ALIVE), and the one
 that is leased is polled first. What is left of the race (the peer closes while our request is on the way) shows as
-`PeerClosed` with `reused` set and no response byte: the caller knows whether its request may be sent again.
+`PeerClosed` with `untouched` set: the caller knows whether its request may be sent again.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Connection:
         self.seen = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as exc:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self.complete = False  # whatever came before it, this connection is not to be used again
             raise NotHttp(f"{self.origin}: not an HTTP response ({exc})") from exc
 
@@ -249,14 +249,14 @@ class Pool:
         self._idle: dict[Origin, list[_Connection]] = {}
         self.open = 0
 
-    async def exchange(self, origin: Origin, head: bytes, body: bytes, *, timeout_s: float) -> Reply:
+    async def exchange(self, origin: Origin, head: bytes, body: bytes, *, deadline: float) -> Reply:
         """Send one request and read the whole response.
 
         Args:
             origin: the peer.
             head: request line and headers, up to and including `content-length: `.
             body: request body.
-            timeout_s: for everything, the connection included.
+            deadline: for everything, the connection included; trio clock, seconds.
 
         Raises:
             ConnectFailed, TimedOut, PeerClosed, NotHttp
@@ -265,7 +265,7 @@ class Pool:
         connection: _Connection | None = None
         done = False
         try:
-            with trio.CancelScope(deadline=trio.current_time() + timeout_s):
+            with trio.CancelScope(deadline=deadline):
                 connection = await self._lease(origin)
                 await connection.send(b"%b%d\r\n\r\n%b" % (head, len(body), body))
                 while not connection.complete:
@@ -277,7 +277,7 @@ class Pool:
             if connection is not None:
                 self.put_back(connection)
         if not done:
-            raise TimedOut(f"{origin}: no complete response within {timeout_s:g} s")
+            raise TimedOut(f"{origin}: no complete response in time")
         assert connection is not None
         return Reply(connection.status, connection.headers, connection.taken())
 

@@ -28,6 +28,8 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
 T = TypeVar("T")
+NULL = Raw(b"null")
+_TRUE = frozenset({b"true", b"t", b"yes", b"y", b"on", b"1"})
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.encode
 
@@ -60,7 +62,6 @@ class Envelope:
         include_usage: a usage chunk at the end of the stream.
         continuous_usage: usage on every chunk too.
         n: choices per prompt, >= 1.
-        prompts: how many prompts the request holds, >= 1.
 
     """
 
@@ -71,7 +72,6 @@ class Envelope:
     include_usage: bool
     continuous_usage: bool
     n: int
-    prompts: int
 
     @classmethod
     def parse(cls, api: Api, body: bytes) -> Envelope:
@@ -93,12 +93,20 @@ class Envelope:
             api=api,
             fields=fields,
             model=peek(fields.get("model"), str, ""),
-            stream=peek(fields.get("stream"), bool, False),  # noqa: FBT003 - the default of `stream`
+            stream=_truth(fields.get("stream")),
             include_usage=include_usage,
             continuous_usage=include_usage and bool(options.continuous_usage_stats),
             n=max(1, peek(fields.get("n"), int, 1)),
-            prompts=_count_prompts(fields.get("prompt")) if api == "completions" else 1,
         )
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts the request holds, >= 1. A long list takes time to read: only for who has no tokens."""
+        if self.api != "completions":
+            return 1
+        embeds = self.fields.get("prompt_embeds", NULL)
+        given = [_count(raw, parts) for raw, parts in ((self.fields.get("prompt", NULL), b'"['), (embeds, b'"'))]
+        return max(1, sum(given))
 
     def encode(self) -> bytes:
         """The request for Render, or for an engine's own OpenAI API."""
@@ -108,6 +116,10 @@ class Envelope:
         """The client set this field to something that is not null, false or empty."""
         raw = self.fields.get(key)
         return raw is not None and bytes(raw) not in (b"null", b"false", b"[]", b'""', b"{}")
+
+    def flag(self, key: str) -> bool:
+        """A boolean field, read as pydantic reads one."""
+        return _truth(self.fields.get(key))
 
     def text(self, key: str) -> str | None:
         """A string field, or None."""
@@ -124,9 +136,16 @@ def _strip_extra_arguments(fields: dict[str, Raw]) -> None:
         fields["vllm_xargs"] = Raw(_encode(without_transfer(extra)))
 
 
-def _count_prompts(raw: Raw | None) -> int:
-    """`"a"` and `[1, 2]` are one prompt; `["a", "b"]` and `[[1], [2]]` are two."""
-    items = peek(raw, list[Raw], [])
-    if not items or bytes(items[0])[:1] not in (b'"', b"["):
+def _truth(raw: Raw | None) -> bool:
+    return raw is not None and bytes(raw).strip(b'"').lower() in _TRUE
+
+
+def _count(raw: Raw, parts: bytes) -> int:
+    """`"a"` and `[1, 2]` are one prompt, `["a", "b"]` and `[[1], [2]]` two: `parts` says what each begins with."""
+    text = bytes(raw)
+    if text in (b"null", b""):
+        return 0
+    first = text[1:].lstrip()[:1] if text[:1] == b"[" else b""
+    if not first or first not in parts:
         return 1
-    return len(items)
+    return len(peek(raw, list[Raw], []))

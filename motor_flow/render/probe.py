@@ -17,6 +17,7 @@ from motor_flow.errors import UNREADABLE
 from motor_flow.net.asking import ask_version
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Reply, TransportFault
+from motor_flow.net.verdict import Verdict, judge
 from motor_flow.render.capability import Capability, by_version
 
 PROBE_TIMEOUT_S = 5.0
@@ -40,11 +41,25 @@ class _Rendered(msgspec.Struct):
     token_ids: list[int]
 
 
+class Unclear(Exception):
+    """The sidecar is there, but could not be asked for everything just now.
+
+    Attributes:
+        guess: by its version.
+
+    """
+
+    def __init__(self, reason: str, guess: Capability) -> None:
+        super().__init__(reason)
+        self.guess = guess
+
+
 async def probe_sidecar(http: HttpClient, url: str) -> Capability:
     """What the sidecar at this address can do.
 
     Raises:
         TransportFault: nobody answers.
+        Unclear: it cannot say now.
 
     """
     version = await ask_version(http, url)
@@ -64,8 +79,12 @@ async def probe_sidecar(http: HttpClient, url: str) -> Capability:
             return replace(capability, markers=markers)
         missing = "/tokenize is not offered, so chat chunks are derendered one by one"
         return replace(capability, missing=(*capability.missing, missing))
-    except (TransportFault, *UNREADABLE) as exc:
-        return replace(by_version(version, parser=None), missing=(f"the probe failed: {exc}",))
+    except (TransportFault, _NotNow, *UNREADABLE) as exc:
+        raise Unclear(f"the probe failed: {exc}", by_version(version, parser=None)) from exc
+
+
+class _NotNow(Exception):
+    """An answer that says nothing about what the sidecar can do."""
 
 
 async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]) -> Capability:
@@ -100,4 +119,7 @@ async def _marker_ids(http: HttpClient, url: str) -> frozenset[int] | None:
 
 
 async def _post(http: HttpClient, url: str, body: object) -> Reply:
-    return await http.call("POST", url, body=_encode(body), timeout_s=PROBE_TIMEOUT_S)
+    reply = await http.call("POST", url, body=_encode(body), timeout_s=PROBE_TIMEOUT_S)
+    if judge(reply.status, reply.body) is Verdict.UNAVAILABLE:
+        raise _NotNow(f"{url} answered HTTP {reply.status}")
+    return reply

@@ -31,6 +31,9 @@ class Asked:
     def given(self, key: str) -> bool:
         return self.envelope.given(key)
 
+    def flag(self, key: str) -> bool:
+        return self.envelope.flag(key)
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -53,8 +56,8 @@ class Decision:
 RULES = (
     Rule("not a route of the chain", lambda request, _: request.api == "other", skips_render=True),
     Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
-    Rule("beam search", lambda request, _: request.given("use_beam_search"), skips_render=True),
-    Rule("echo", lambda request, _: request.given("echo")),
+    Rule("beam search", lambda request, _: request.flag("use_beam_search"), skips_render=True),
+    Rule("echo", lambda request, _: request.flag("echo")),
     Rule(
         "prompt_logprobs of completions",
         lambda request, _: request.api == "completions" and request.given("prompt_logprobs"),

@@ -18,8 +18,9 @@ import trio
 from motor_flow.net.asking import ask_version
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import TransportFault
+from motor_flow.net.sidecars import Sidecar
 from motor_flow.render.capability import Capability, combined
-from motor_flow.render.probe import probe_sidecar
+from motor_flow.render.probe import Unclear, probe_sidecar
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +28,9 @@ class Watched:
     """One sidecar.
 
     Attributes:
+        sidecar: the one that calls go to.
         capability: as last probed; None: never seen.
+        settled: the last probe found everything out.
         there: it answered when it was last asked.
         trouble: why it did not.
 
@@ -35,7 +38,9 @@ class Watched:
 
     url: str
     http: HttpClient
+    sidecar: Sidecar
     capability: Capability | None = None
+    settled: bool = False
     there: bool | None = None
     trouble: str = ""
 
@@ -83,7 +88,7 @@ class Watch:
 
 async def _look_at(sidecar: Watched) -> Sighting | None:
     known = sidecar.capability
-    if known is not None and sidecar.there:
+    if known is not None and sidecar.there and sidecar.settled:
         try:
             if await ask_version(sidecar.http, sidecar.url) == known.version:
                 return None
@@ -91,12 +96,20 @@ async def _look_at(sidecar: Watched) -> Sighting | None:
             return _lost(sidecar, fault)
     try:
         sidecar.capability = await probe_sidecar(sidecar.http, sidecar.url)
+        sidecar.settled = True
     except TransportFault as fault:
         return _lost(sidecar, fault)
-    sidecar.there = True
+    except Unclear as unclear:
+        # What was known stays known; a new one is judged by its version until it can be asked.
+        sidecar.settled, sidecar.trouble = False, str(unclear)
+        sidecar.capability = known or unclear.guess
+        if sidecar.there:
+            return None
+    sidecar.there, sidecar.sidecar.lost = True, False
     return Sighting(sidecar, "found")
 
 
 def _lost(sidecar: Watched, fault: TransportFault) -> Sighting | None:
     was_there, sidecar.there, sidecar.trouble = sidecar.there, False, str(fault)
+    sidecar.sidecar.lost = True
     return None if was_there is False else Sighting(sidecar, "lost")

@@ -23,7 +23,7 @@ from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.stream import Dial
 from motor_flow.net.verdict import Verdict, judge
-from motor_flow.render.probe import probe_sidecar
+from motor_flow.render.probe import Unclear, probe_sidecar
 
 ASK_TIMEOUT_S = 5.0
 Status = Literal["ok", "note", "bad"]
@@ -94,6 +94,8 @@ async def _sidecar(config: Config, endpoint: EndpointSection, http: HttpClient) 
         capability = await probe_sidecar(http, url)
     except TransportFault as fault:
         return Report([Finding("sidecar", where, "bad", f"does not answer: {fault}")])
+    except Unclear as unclear:
+        return Report([Finding("sidecar", where, "bad", str(unclear))])
     parser = "with parsers" if capability.parser else "without parsers"
     found = [Finding("sidecar", where, "ok", f"vLLM {capability.version or 'of unknown version'}, {parser}")]
     status: Status = "note" if capability.renders else "bad"

@@ -72,18 +72,33 @@ class Process:
         async with trio.open_nursery() as nursery:
             for listening, (_, app, _) in zip(listeners[1:], places[1:], strict=True):
                 await nursery.start(Server(app, on_bug=_report).serve, listening)
-            nursery.start_soon(self._app.keep_house)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                await self._app.start()
-                finished = trio.Event()
-                nursery.start_soon(self._serve_inference, listeners[0], finished)
-                if not self._app.ready:
-                    _log.warning("not_ready", reason="no instance that can serve requests is registered")
-                self._announce(listeners)
-                status = await self._until_the_end(signals, finished)
+                if await self._started(signals):
+                    nursery.start_soon(self._app.keep_house)
+                    finished = trio.Event()
+                    nursery.start_soon(self._serve_inference, listeners[0], finished)
+                    if not self._app.ready:
+                        _log.warning("not_ready", reason="no instance that can serve requests is registered")
+                    self._announce(listeners)
+                    status = await self._until_the_end(signals, finished)
             nursery.cancel_scope.cancel(reason="the process ends")
         self._app.close()
         return status
+
+    async def _started(self, signals: object) -> bool:
+        """Probe everything; false when a signal came first."""
+        started = False
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await _next_signal(signals)
+                nursery.cancel_scope.cancel(reason="signal")
+
+            nursery.start_soon(give_up)
+            await self._app.start()
+            started = True
+            nursery.cancel_scope.cancel(reason="started")
+        return started
 
     def _announce(self, listeners: Sequence[Listeners]) -> None:
         schemes = [

@@ -57,7 +57,7 @@ async def world(nursery):
 
 
 async def ask(pool, timeout_s=5.0):
-    return await pool.exchange(ORIGIN, HEAD, b"{}", timeout_s=timeout_s)
+    return await pool.exchange(ORIGIN, HEAD, b"{}", deadline=trio.current_time() + timeout_s)
 
 
 async def test_a_complete_exchange_keeps_its_connection(world, autojump_clock):
