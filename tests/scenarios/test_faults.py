@@ -172,6 +172,17 @@ async def test_engine_faults_in_mid_stream(nursery, autojump_clock, case):
     assert engine.open == 0
 
 
+async def test_an_engine_that_ends_before_its_first_event_after_the_200(nursery, autojump_clock):
+    """Headers and then a keep-alive interval of silence open the barrier; the fault behind it is an error event."""
+    config = {"stream_config": {"sse_keep_alive_interval": 1}}
+    world = await make_world(nursery, engines=1, config=config)
+    Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, 2.5, SSE_END]]})
+    got = await world.stream(TEXT, TEXT_BODY)
+    assert (got.status, got.ended, got.error["stage"]) == (200, True, "generate")
+    assert got.body.startswith(b": keep-alive\n\n")
+    await world.check()
+
+
 async def test_a_failed_prompt_of_a_list_ends_the_others(nursery, autojump_clock):
     """All siblings are cancelled and awaited; one error event."""
     world = await make_world(nursery, engines=3, engine={"pace_s": 0.1})
