@@ -70,6 +70,7 @@ class Table:
     Attributes:
         states: leaves, in declaration order.
         moves: state -> event -> its only, unguarded edge, or the alternatives in order.
+        within: compound -> the leaves inside it, at any depth.
 
     """
 
@@ -81,6 +82,7 @@ class Table:
     events: tuple[str, ...]
     edges: tuple[Edge, ...]
     moves: dict[str, dict[str, Edge | tuple[Edge, ...]]]
+    within: dict[str, frozenset[str]]
 
     def step(self, state: str, event: str, ctx: Any) -> Edge:
         """The edge that `event` takes from `state`. Reads guards, runs no action.
@@ -112,6 +114,10 @@ class Table:
 
         """
         leaves = [state for state in _walk(machine.states) if not state.states]
+        within: dict[str, set[str]] = {}
+        for leaf in leaves:
+            for owner in leaf.ancestors():
+                within.setdefault(owner.id, set()).add(leaf.id)
         edges: list[Edge] = []
         moves: dict[str, dict[str, Edge | tuple[Edge, ...]]] = {}
         for leaf in leaves:
@@ -134,6 +140,7 @@ class Table:
             events=tuple(dict.fromkeys(edge.event for edge in edges)),
             edges=tuple(edges),
             moves=moves,
+            within={compound: frozenset(inside) for compound, inside in within.items()},
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import NoReturn, TypeVar, cast
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,13 +23,16 @@ from motor_flow.edge.inference import Inference
 from motor_flow.edge.management import HEALTH_PATH, health, management_routes, observability_routes
 from motor_flow.edge.models import PATH as MODELS_PATH, ModelRoutes
 from motor_flow.edge.routes import Routes
+from motor_flow.effects.instance import InstanceRun, instance_effects
 from motor_flow.effects.ports import Services
 from motor_flow.effects.request import request_effects
+from motor_flow.effects.sidecar import SidecarRun, sidecar_effects
 from motor_flow.effects.stream import stream_effects
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
+from motor_flow.engine.probe import offers_token_only
 from motor_flow.errors import ClientError, MotorFlowError
-from motor_flow.flow import Effects
+from motor_flow.flow import Effects, Flow
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient, origin_of
 from motor_flow.net.http1 import Pool, TransportFault
@@ -38,18 +41,22 @@ from motor_flow.net.stream import Dial, network
 from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
 from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH
+from motor_flow.render.local import LocalTokenizer, can_load
 from motor_flow.render.watch import Watch, Watched
 from motor_flow.scheduling.leases import LeaseLedger
 from motor_flow.scheduling.models import Models
 from motor_flow.scheduling.policy import RoundRobin
 from motor_flow.scheduling.registry import Instance, Registry
+from motor_flow.scheduling.scheduler import Scheduler
 from motor_flow.telemetry.journal import Journal
 from motor_flow.telemetry.log import Surviving, get_logger
 from motor_flow.telemetry.metrics import Metrics, lease_series, machine_series
 
 START_PROBE_S = 15.0
 REAP_INTERVAL_S = 1.0
-SIDECAR_WATCH_S = 5.0
+RESTART_S = 1.0
+BREAKER_STATES = {"available": 0, "opened": 1, "probing": 2}
+TOKEN_ONLY_RECHECK_S = 30.0
 PASS_THROUGH_PATHS = (
     "/v1/responses",
     "/v1/messages",
@@ -61,7 +68,10 @@ PASS_THROUGH_PATHS = (
 MACHINES: dict[str, Effects[object]] = {
     "request": cast("Effects[object]", request_effects),
     "stream": cast("Effects[object]", stream_effects),
+    "instance": cast("Effects[object]", instance_effects),
+    "sidecar": cast("Effects[object]", sidecar_effects),
 }
+Watching = TypeVar("Watching")
 _log = get_logger()
 
 
@@ -90,7 +100,7 @@ class App:
         self.leases = LeaseLedger()
         self.metrics = Metrics()
         self.journal = Journal()
-        self.registry = Registry(Instance.of(section) for section in config.instances)
+        self.registry = Registry(Instance.of(section, config.breaker) for section in config.instances)
         self.models = Models(config.model.model_name, config.model.max_model_len, int(wall()))
         key = config.upstream.api_key
         self._bearer = {"authorization": f"Bearer {key}"} if key else None
@@ -104,15 +114,18 @@ class App:
         self.services = Services(
             capability=self._watch.capability,
             render=RenderClient(sidecars, timeout_s),
-            derender=DerenderClient(sidecars, timeout_s),
+            derender=DerenderClient(sidecars, timeout_s, config.render.derender_retries),
             engines=EngineClient(self._http, config.exceptions.connect_timeout),
-            registry=self.registry,
-            policy=RoundRobin(),
+            scheduler=Scheduler(self.registry, RoundRobin()),
+            local=LocalTokenizer(config.model.model_path, timeout_s),
             leases=self.leases,
             metrics=self.metrics,
             patience=Patience(config.exceptions.first_token_timeout, config.exceptions.stall_timeout),
             coalesce=config.stream.coalesce,
             choices_max=config.stream.choices_max,
+            attempts_max=config.exceptions.max_retry if config.exceptions.reschedule_enabled else 1,
+            retry_delay_s=config.exceptions.retry_delay,
+            per_prompt_relay=config.stream.per_prompt_relay,
             reasoning_field=config.response.reasoning_field,
             keep_alive_s=config.stream.sse_keep_alive_interval,
             infer_timeout_s=config.exceptions.infer_timeout,
@@ -139,32 +152,57 @@ class App:
         """In flight."""
         return len(self.journal)
 
-    async def start(self) -> None:
-        """Probe what the configuration names; then the process is ready, whatever was found."""
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Runs beside the servers, until it is cancelled: watches sidecars and instances, closes expired connections.
+
+        Started when everything the configuration names has been probed, whatever was found.
+        """
+        async with trio.open_nursery() as nursery:
+            for watched in self._watch.sidecars if self.config.render.enable else ():
+                nursery.start_soon(self._watch_sidecar, watched)
+            for instance in self.registry:
+                nursery.start_soon(self._watch_instance, instance)
+            await self._probe_all()
+            self._started = True
+            task_status.started()
+            nursery.start_soon(self._recheck_token_only)
+            while True:
+                await trio.sleep(REAP_INTERVAL_S)
+                self.pool.reap()
+
+    async def _watch_sidecar(self, watched: Watched) -> None:
+        run = SidecarRun(watched, self.models.learn, self._judge)
+        await _kept_up(lambda: Flow(sidecar_effects, run))
+
+    async def _watch_instance(self, instance: Instance) -> None:
+        run = InstanceRun(instance, self._http)
+
+        def watch() -> Flow[InstanceRun]:
+            flow = instance.breaker.machine = Flow(instance_effects, run)
+            return flow
+
+        await _kept_up(watch)
+
+    async def _probe_all(self) -> None:
         with trio.move_on_after(START_PROBE_S):
             async with trio.open_nursery() as nursery:
-                if self.config.render.enable:
-                    nursery.start_soon(self._look_for_sidecars)
+                for watched in self._watch.sidecars if self.config.render.enable else ():
+                    nursery.start_soon(watched.asked.wait)
                 for instance in self.registry:
                     nursery.start_soon(self._probe_engine, instance)
-        self._started = True
 
-    async def keep_house(self) -> None:
-        """Runs beside the servers: closes expired connections, and looks for sidecars that come and go."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._reap)
-            if self.config.render.enable:
-                nursery.start_soon(self._keep_looking)
-
-    async def _reap(self) -> None:
+    async def _recheck_token_only(self) -> None:
+        """An engine that lacked the token-only route may have been started anew with it."""
         while True:
-            await trio.sleep(REAP_INTERVAL_S)
-            self.pool.reap()
+            await trio.sleep(TOKEN_ONLY_RECHECK_S)
+            for instance in self.registry:
+                if not instance.token_only and await offers_token_only(self._http, instance.url):
+                    instance.token_only = True
+                    _log.info("engine.token_only", instance=instance.name)
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await trio.sleep(SIDECAR_WATCH_S)
-            await self._look_for_sidecars()
+    def _judge(self) -> None:
+        """What the sidecars can do has changed."""
+        self.services.capability = self._watch.capability
 
     def drain(self) -> None:
         """Be not ready from now on; requests in flight go on."""
@@ -205,23 +243,10 @@ class App:
         yield CounterMetricFamily("motor_flow_log_lines_lost", "Lines that could not be written", value=Surviving.lost)
         breakers = GaugeMetricFamily("motor_flow_breaker_state", "0 closed, 1 open, 2 probing", labels=["instance"])
         for instance in self.registry:
-            breakers.add_metric([instance.name], 0)
+            breakers.add_metric([instance.name], BREAKER_STATES[instance.breaker.state])
         yield breakers
 
     # --- probing ---
-
-    async def _look_for_sidecars(self) -> None:
-        for sighting in await self._watch.look():
-            sidecar = sighting.sidecar
-            capability = sidecar.capability
-            if sighting.what == "lost" or capability is None:
-                _log.warning("sidecar.unreachable", url=sidecar.url, detail=sidecar.trouble)
-                continue
-            _log.info("sidecar.found", url=sidecar.url, version=capability.version)
-            for missing in capability.missing:
-                _log.warning("sidecar.missing", url=sidecar.url, version=capability.version, missing=missing)
-            self.models.learn(await ask_models(sidecar.http, sidecar.url))
-        self.services.capability = self._watch.capability
 
     def _watched(self, endpoint: EndpointSection, sidecar: Sidecar) -> Watched:
         return Watched(endpoint.url, HttpClient(self.pool, headers=self._bearer, uds=endpoint.uds), sidecar)
@@ -236,6 +261,15 @@ class App:
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
 
 
+async def _kept_up(watch: Callable[[], Flow[Watching]]) -> NoReturn:
+    """Run a machine that has no good end. A bug in it is told, and it starts again: serving goes on."""
+    while True:
+        flow = watch()
+        await flow.run()
+        _log.error("bug", machine=flow.table.name, trace=[str(edge) for edge, _ in flow.trace], exc_info=flow.fault)
+        await trio.sleep(RESTART_S)
+
+
 def _refusal(config: Config) -> MotorFlowError | None:
     """Token obfuscation fails closed: before it can be done, nothing may leave in clear."""
     if not config.obfuscation.enable:
@@ -246,6 +280,8 @@ def _refusal(config: Config) -> MotorFlowError | None:
 def start_warnings(config: Config, given: Iterable[str]) -> list[str]:
     """What an operator should know about the configuration, one line each."""
     lines = []
+    if config.render.enable and (reason := can_load(config.model.model_path)):
+        lines.append(f"no local tokenizer ({reason}): while Render is down, requests are served without a token count")
     if pending := without_effect(given):
         lines.append(f"not in effect yet: {', '.join(pending)}")
     if apart := [str(instance.id) for instance in config.instances if instance.role != "union"]:

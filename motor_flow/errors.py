@@ -10,9 +10,11 @@ Source: RFC 故障处理 (fault domains); the body's shape is vLLM 0.33's ErrorR
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+from machines.faults import Fault
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not what was asked for, with messages that never quote them."""
@@ -103,11 +105,29 @@ class ClientError(MotorFlowError):
     default_status = 400
 
 
-class RenderError(MotorFlowError):
-    """Render refused the request, or could not be used. No engine has been asked."""
+class UpstreamError(MotorFlowError):
+    """A sidecar or an engine refused, failed, or could not be asked.
+
+    Attributes:
+        fault: why.
+
+    """
+
+    default_status = 502
+
+    def __init__(self, message: str, *, fault: Fault = Fault.GARBAGE, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.fault = fault
+
+
+class RenderError(UpstreamError):
+    """Render refused the request. No engine has been asked."""
 
     stage: Stage = "render"
-    default_status = 502
+
+
+class RenderDown(RenderError):
+    """Render could not be used, whatever the request."""
 
 
 class AdmissionError(MotorFlowError):
@@ -124,15 +144,23 @@ class ScheduleError(MotorFlowError):
     default_status = 503
 
 
-class EngineError(MotorFlowError):
+class EngineError(UpstreamError):
     """An engine refused the request or failed while serving it."""
 
     stage: Stage = "generate"
-    default_status = 502
 
 
-class DerenderError(MotorFlowError):
+class Unsupported(EngineError):
+    """The engine has no token-only route."""
+
+
+class NoTokenEngine(ScheduleError):
+    """Every instance that could serve the request is known to have no token-only route."""
+
+    default_status = 501
+
+
+class DerenderError(UpstreamError):
     """Engine tokens could not be turned into an answer. Inference is never run again for it."""
 
     stage: Stage = "derender"
-    default_status = 502

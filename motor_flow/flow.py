@@ -8,6 +8,10 @@ actions, enter the next state.
    └── next state ◄── actions (pure) ◄── guards (pure) ◄───┘
 ```
 
+A compound state may own a nursery (`Effects.nursery_of`). It is open while the machine is inside, for tasks that
+outlive single states; leaving the compound, by whichever edge, cancels and awaits them before the next effect begins.
+What a task raises ends the running effect and is mapped like a fault of its own.
+
 Invariant: state, context and trace change together with no await in between, so at every cancellation point the request
 is consistent. A cancellation is the `cancel` edge; whatever else escapes an effect is the `fail` edge. A final state
 runs one clean-up, shielded and with a deadline.
@@ -63,6 +67,7 @@ class Effects(Generic[Ctx]):
         self.cleanup: dict[str, Cleanup[Ctx]] = {}
         self.census = Census(table)
         self.untimed: frozenset[str] = frozenset()
+        self.spans: dict[str, frozenset[str]] = {}
 
     def on(self, state: str, **faults: type[BaseException]) -> Callable[[Effect[Ctx]], Effect[Ctx]]:
         """Attach the effect of `state`. Keywords map exceptions to events, in order of precedence."""
@@ -88,6 +93,11 @@ class Effects(Generic[Ctx]):
     def beyond_deadline(self, *states: str) -> None:
         """The flow's deadline does not end these states: something else bounds them."""
         self.untimed = frozenset(states)
+
+    def nursery_of(self, compound: str) -> None:
+        """The tasks in `ctx.nursery` live as long as the machine is inside this compound state."""
+        inside = self.table.within[compound]
+        self.spans = dict.fromkeys(inside, inside)
 
     def seal(self) -> None:
         """Refuse to start unless effects and edges name the same events, state by state.
@@ -163,24 +173,19 @@ class Flow(Generic[Ctx]):
 
         An end other than a good one leaves its cause in `fault`.
         """
-        perform, faults, finals = self.effects.run, self.effects.faults, self.table.finals
-        untimed = self.table.states if self.deadline == math.inf else self.effects.untimed
+        finals, spans = self.table.finals, self.effects.spans
         population = self.effects.census.population
         population[self.state] += 1
-        state = self.state
         try:
-            while state not in finals:
-                try:
-                    if state in untimed:
-                        event = await perform[state](self.ctx)
-                    else:
-                        event = await self._perform_in_time(perform[state])
-                except (Exception, BaseExceptionGroup) as exc:  # noqa: BLE001 - classified, never dropped
-                    event = self._classify(exc, faults[state])
-                state = self.take(event)
+            while self.state not in finals:
+                if self.state in spans:
+                    await self._within(spans[self.state])
+                else:
+                    await self._step()
         except Exception as bug:  # noqa: BLE001 - in an edge action or the machine itself; told by `fault`
             self.fault = bug
-            state = self.take("fail")
+            if self.state not in finals:
+                self.take("fail")
         except BaseException as exc:
             if self.state not in finals:
                 self._end(exc)
@@ -191,7 +196,32 @@ class Flow(Generic[Ctx]):
             if cleanup is not None:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
                     await cleanup(self.ctx)
-        return state
+        return self.state
+
+    async def _step(self) -> None:
+        """The effect of one state, and the edge of what it reported."""
+        state, effects = self.state, self.effects
+        try:
+            if self.deadline == math.inf or state in effects.untimed:
+                event = await effects.run[state](self.ctx)
+            else:
+                event = await self._perform_in_time(effects.run[state])
+        except (Exception, BaseExceptionGroup) as exc:  # noqa: BLE001 - classified, never dropped
+            event = self._classify(exc, effects.faults[state])
+        self.take(event)
+
+    async def _within(self, inside: frozenset[str]) -> None:
+        """All steps inside one compound state, with its nursery."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self.ctx.nursery = nursery  # type: ignore[attr-defined]  # who asks for a nursery has a place for it
+                while self.state in inside:
+                    await self._step()
+                nursery.cancel_scope.cancel(reason=f"the request is {self.state}")
+        except (Exception, BaseExceptionGroup) as exc:  # noqa: BLE001 - classified, never dropped
+            event = self._classify(exc, self.effects.faults.get(self.state, ()))
+            if self.state not in self.table.finals:
+                self.take(event)
 
     async def _perform_in_time(self, effect: Effect[Ctx]) -> str:
         with trio.CancelScope(deadline=self.deadline) as scope:

@@ -9,11 +9,18 @@ from __future__ import annotations
 import pytest
 
 from machines import TABLES
+from motor_flow.effects.instance import instance_effects
 from motor_flow.effects.request import request_effects
+from motor_flow.effects.sidecar import sidecar_effects
 from motor_flow.effects.stream import stream_effects
 from motor_flow.flow import Flow
 
-EFFECTS = {"request": request_effects, "stream": stream_effects}
+EFFECTS = {
+    "request": request_effects,
+    "stream": stream_effects,
+    "instance": instance_effects,
+    "sidecar": sidecar_effects,
+}
 
 
 def pytest_addoption(parser):
@@ -51,7 +58,7 @@ class Seen:
     def commit(self):
         """Acted on by the table's run."""
 
-    accept = commit
+    accept = begin = blame = renew = rollback = go_native = grow = put_on_trial = commit
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,11 @@ class World:
         assert list(self.sidecar.anomalies) == list(anomalies)
         for effects in ("request", "stream"):
             assert not any(self.population(effects).values()), self.population(effects)
-        idle = sum(map(len, self.app.pool._idle.values()))
+        for _ in range(20):  # a look at a sidecar may be under way
+            idle = sum(map(len, self.app.pool._idle.values()))
+            if self.app.pool.open == idle:
+                break
+            await trio.sleep(0.01)
         assert self.app.pool.open == idle, "an upstream connection is neither idle nor closed"
 
     @staticmethod
@@ -155,7 +159,7 @@ async def make_world(nursery, *, engines=2, engine=None, sidecar=None, config=No
     document = merged(cluster.configuration(), config or {})
     app = App(load_embedded(document, {}).config, dial=net.dial, wall=lambda: 1_700_000_000.0)
     world = World(net, cluster, app)
-    await app.start()
+    await nursery.start(app.run)
     for one in (cluster.sidecar, *cluster.engines):
         one.seen.clear()  # the probe's calls
     return world

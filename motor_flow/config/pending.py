@@ -8,22 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PENDING = (
-    "model_config.model_path",
     "instances.dispatch_profile",
     "instances.kv_connector",
     "instances.kv_lease_s",
     "context_budget_mode",
     "scheduler_config.scheduler_type",
     "scheduler_config.enable_pd_separation_fallback_to_hybrid",
-    "exception_config.max_retry",
-    "exception_config.retry_delay",
-    "exception_config.reschedule_enabled",
     "flow_control_config",
     "rate_limit_config",
     "prefill_kv_event_config",
-    "circuit_breaker_config",
-    "stream_config.per_prompt_relay",
-    "render_config.derender_retries",
     "inference_workers_config",
     "metaserver_config",
 )

@@ -12,16 +12,19 @@ from typing import Any
 
 import trio
 
+from machines.faults import TREATMENTS
+from machines.replay import obstacle
 from motor_flow.derender.normalise import Frame
 from motor_flow.edge.asgi import Headers, Receive, Scope, Send
 from motor_flow.edge.identity import forwarded_headers, identify, request_id
 from motor_flow.edge.responder import HttpResponder
 from motor_flow.edge.routes import JSON, error_headers, read_body
 from motor_flow.edge.summary import Failure, record
+from motor_flow.effects.answering import DONE
 from motor_flow.effects.context import Marks, RequestRun
 from motor_flow.effects.ports import Services
-from motor_flow.effects.request import DONE, request_effects
-from motor_flow.errors import MotorFlowError, Stage
+from motor_flow.effects.request import request_effects
+from motor_flow.errors import EngineError, MotorFlowError, Stage
 from motor_flow.flow import Flow, Overdue
 from motor_flow.render.envelope import Api, Envelope
 from motor_flow.telemetry.journal import Journal
@@ -29,9 +32,12 @@ from motor_flow.telemetry.log import get_logger
 
 STAGES: dict[str, Stage] = {
     "rendering": "render",
+    "localizing": "render",
     "admitted": "admission",
     "scheduled": "schedule",
     "generating": "generate",
+    "relaying": "generate",
+    "rolling_back": "generate",
     "derendering": "derender",
     "committed": "client",
 }
@@ -100,6 +106,8 @@ class Inference:
             frame=Frame(identity.response_id, _KINDS[api], identity.created, model),
             marks=Marks(arrived=arrived),
             capability=services.capability,
+            attempts_max=services.attempts_max,
+            per_prompt_relay=services.per_prompt_relay,
         )
         supervision = _Supervision(run, responder, deadline=arrived + services.infer_timeout_s)
         self._live.add(supervision)
@@ -172,6 +180,7 @@ class _Supervision:
                 exc_info=error,
             )
             return Failure(MotorFlowError("internal error"), stage)
+        _explain(self._request, error)
         # A plain error was raised by the flow itself or from outside: it belongs to where the request was.
         return Failure(error, stage if type(error) in (MotorFlowError, Overdue) else error.stage)
 
@@ -205,6 +214,10 @@ class _Supervision:
             "age_s": round(now - request.marks.arrived, 3),
             "attempt": request.attempt,
             "instances": [leg.instance.name for leg in request.legs],
+            "prompts": [
+                {"progress": prompt.progress, "attempts": prompt.attempts, "committed": prompt.committed}
+                for prompt in request.prompts
+            ],
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": request.completion_tokens,
             "streams": len(request.streams),
@@ -212,3 +225,18 @@ class _Supervision:
             "visible": request.visible,
             "sealed": self._responder.sealed,
         }
+
+
+def _explain(run: RequestRun, error: MotorFlowError) -> None:
+    """A client that has seen a part of its answer is told why it does not go on on another engine."""
+    if not run.visible or not isinstance(error, EngineError) or not TREATMENTS[error.fault].retried:
+        return
+    broken = [prompt for prompt in run.prompts if prompt.progress == "broken"]
+    if run.route == "native":
+        reason: str | None = "it is not served token by token"
+    elif len(run.prompts) > 1 and not run.per_prompt_relay:
+        reason = "prompts of a list are not relayed on their own (stream_config.per_prompt_relay)"
+    else:
+        reasons = (obstacle(prompt.prompt) for prompt in broken if prompt.prompt is not None)
+        reason = next(filter(None, reasons), None) or f"attempts are used up ({run.attempts_max})"
+    error.message += f"; the answer cannot go on elsewhere: {reason}"

@@ -47,7 +47,7 @@ def management_routes(registry: Registry, ready: Callable[[], bool]) -> Routes:
     instances = json_view(
         lambda: {
             "instances": [
-                {"id": i.id, "role": i.role, "url": i.url, "state": "available", "requests": i.requests}
+                {"id": i.id, "role": i.role, "url": i.url, "state": i.breaker.state, "requests": i.requests}
                 for i in registry
             ]
         }

@@ -18,6 +18,7 @@ import trio
 from motor_flow.bell import Bell
 from motor_flow.edge.asgi import Headers, Send
 
+WARNING_HEADER = b"x-motor-flow-warning"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -60,6 +61,10 @@ class HttpResponder:
     @property
     def sealed(self) -> bool:
         return self._sealed.is_set()
+
+    def warn(self, text: str) -> None:
+        """Tell the client something beside the answer."""
+        self._headers = [*self._headers, (WARNING_HEADER, text.encode("ascii"))]
 
     # --- whole answers ---
 

@@ -1,11 +1,12 @@
 """What does a running request hold?
 
-The machines' facts plus what is open: inboxes, legs, the client's channel. Everything that belongs to one attempt
-is made new in `scheduled` and never reset, so that an old attempt's fault cannot reach a new one.
+The machines' facts plus what is open. Everything that belongs to one attempt of one prompt is made new for it and never
+reset, so that an old attempt's fault cannot reach a new one.
 
 ```
-RequestRun ─ legs ─┬ Leg (prompt 0, one engine stream) ─ StreamRun (choice 0), StreamRun (choice 1) ...
-                   └ Leg (prompt 1, one engine stream) ─ ...
+RequestRun ─ prompts ─┬ PromptRun 0 ─ streams ─ StreamRun (choice 0), StreamRun (choice 1) ...
+                      │            └ attempt ─ leg, one inbox per choice
+                      └ PromptRun 1 ...
 ```
 """
 
@@ -16,11 +17,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from machines.context import RequestFacts, StreamFacts, TokenizedPrompt
+from machines.context import PromptFacts, RequestFacts, StreamFacts
+from machines.replay import RetryRequestPlan
+from motor_flow.bell import Bell
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser
 from motor_flow.derender.session import ChunkDerenderer
 from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.ports import Responder, Services
+from motor_flow.errors import EngineError
 from motor_flow.render.capability import Capability
 from motor_flow.render.envelope import Envelope
 from motor_flow.render.tokenization import TokenizedRequest
@@ -50,6 +54,7 @@ class StreamRun(StreamFacts):
     """One choice of a streamed request.
 
     Attributes:
+        inbox: of the current attempt.
         prompt_ids: encoded prompt ids that go out with this stream's first choice object; empty: not asked for.
 
     """
@@ -64,24 +69,73 @@ class StreamRun(StreamFacts):
 
 @dataclass(slots=True, eq=False)
 class Leg:
-    """One prompt on one engine, in one attempt. The choices of a prompt share one engine stream.
+    """One request to one engine. The choices of a prompt share one engine stream.
 
     Attributes:
+        prompt: the prompt's index.
+        attempt: its attempt, counted from 1.
         request_id: the engine's id, without the prefix vLLM adds.
-        whole: the engine's complete answer, when the request is not streamed.
+        plan: what is asked for; None on the native route.
+        inboxes: one per choice, when the answer is streamed through the chain.
+        whole: the engine's complete answer, when it is not.
         completion_tokens: tokens the engine has sent; what is committed of them is in the streams' ledgers.
         cached_tokens: prompt tokens the engine had cached, if it says so.
 
     """
 
-    index: int
+    prompt: int
+    attempt: int
     instance: Instance
     request_id: str
-    prompt: TokenizedPrompt | None
-    streams: list[StreamRun]
+    plan: RetryRequestPlan | None
+    inboxes: list[Inbox]
     whole: bytes = b""
     completion_tokens: int = 0
     cached_tokens: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt of one prompt.
+
+    Attributes:
+        leg: None when no engine is needed: only the finish was lost, and it is said without one.
+        committed: tokens of the answer that were there when it began.
+        held: what is given back when the attempt ends, however it ends.
+        started: its task runs.
+        error: what it broke with.
+
+    """
+
+    leg: Leg | None
+    committed: int
+    held: ExitStack
+    started: bool = False
+    error: EngineError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PromptRun(PromptFacts):
+    """One prompt of a request, or the whole request on the native route.
+
+    Attributes:
+        index: the prompt's.
+        cached_tokens: prompt tokens that the first engine to say so had cached.
+
+    """
+
+    index: int = 0
+    streams: list[StreamRun] = field(default_factory=list)
+    attempt: Attempt | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def committed(self) -> int:
+        return sum(len(stream.ledger) for stream in self.streams)
+
+    @property
+    def leg(self) -> Leg | None:
+        return self.attempt.leg if self.attempt is not None else None
 
 
 class Barrier:
@@ -91,32 +145,34 @@ class Barrier:
     the last headers (from then on comments keep the connection alive).
 
     Args:
-        legs: engine streams, numbered from 0.
+        prompts: how many, numbered from 0; each has one engine stream.
 
     """
 
-    __slots__ = ("_firsts", "_heads", "all_firsts", "all_heads", "open")
+    __slots__ = ("_firsts", "_heads", "all_firsts", "all_heads", "open", "watched")
 
-    def __init__(self, legs: int) -> None:
-        self._heads = legs
-        self._firsts = set(range(legs))
+    def __init__(self, prompts: int) -> None:
+        self._heads = set(range(prompts))
+        self._firsts = set(range(prompts))
         self.all_heads = trio.Event()
         self.all_firsts = trio.Event()
         self.open = trio.Event()
+        self.watched = False
 
     @property
     def decided(self) -> bool:
         """Nothing can keep the 200 back any more."""
         return self.all_firsts.is_set() or self.open.is_set()
 
-    def head(self) -> None:
-        self._heads -= 1
-        if self._heads == 0:
+    def head(self, prompt: int) -> None:
+        """The engine stream of this prompt has answered."""
+        self._heads.discard(prompt)
+        if not self._heads:
             self.all_heads.set()
 
-    def first(self, leg: int) -> None:
-        """This leg has brought an event; may be said again."""
-        self._firsts.discard(leg)
+    def first(self, prompt: int) -> None:
+        """It has brought an event; may be said again."""
+        self._firsts.discard(prompt)
         if not self._firsts:
             self.all_firsts.set()
 
@@ -145,9 +201,11 @@ class RequestRun(RequestFacts):
 
     Attributes:
         path: the engine's own OpenAI path, for the native route.
-        engine_asked: an engine was asked; from here on a failure must not be retried by the client.
         headers: for engines: trace context and session id.
         capability: of the sidecars, as it was when the request came; later findings are for later requests.
+        reports: rung when an attempt has ended.
+        counted: ids of instances whose failure this request has reported to their breakers.
+        held: what is given back when the request ends.
 
     """
 
@@ -160,15 +218,15 @@ class RequestRun(RequestFacts):
     frame: Frame = field(kw_only=True)
     marks: Marks = field(kw_only=True)
     capability: Capability = field(kw_only=True)
+    prompts: list[PromptRun] = field(default_factory=list)
     tokens: TokenizedRequest | None = None
     native_reason: str = ""
-    stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    streams: list[StreamRun] = field(default_factory=list)
-    legs: list[Leg] = field(default_factory=list)
     barrier: Barrier | None = None
-    engine_asked: bool = False
+    reports: Bell = field(default_factory=Bell)
+    counted: set[int] = field(default_factory=set)
+    nursery: trio.Nursery | None = None
     held: ExitStack = field(default_factory=ExitStack)
     media_type: str = "application/json"
     status: int = 200
@@ -176,6 +234,20 @@ class RequestRun(RequestFacts):
     @property
     def chat(self) -> bool:
         return self.envelope.api == "chat"
+
+    @property
+    def streams(self) -> list[StreamRun]:
+        return [stream for prompt in self.prompts for stream in prompt.streams]
+
+    @property
+    def legs(self) -> list[Leg]:
+        """Of the current attempts."""
+        return [leg for prompt in self.prompts if (leg := prompt.leg) is not None]
+
+    @property
+    def attempt(self) -> int:
+        """The largest number of attempts that a prompt has had."""
+        return max((prompt.attempts for prompt in self.prompts), default=0)
 
     @property
     def coalesce(self) -> bool:
@@ -188,16 +260,19 @@ class RequestRun(RequestFacts):
 
     @property
     def completion_tokens(self) -> int:
-        if self.streams:
-            return sum(len(stream.ledger) for stream in self.streams)
+        if any(prompt.streams for prompt in self.prompts):
+            return sum(prompt.committed for prompt in self.prompts)
         return sum(leg.completion_tokens for leg in self.legs)
-
-    def prompt_of(self, stream: StreamRun) -> int:
-        """The index of a stream's prompt."""
-        return stream.index // stream.prompt.n
 
     @property
     def cached_tokens(self) -> int | None:
         """Over all prompts; None when no engine said."""
-        known = [leg.cached_tokens for leg in self.legs if leg.cached_tokens is not None]
+        known = [prompt.cached_tokens for prompt in self.prompts if prompt.cached_tokens is not None]
         return sum(known) if known else None
+
+    def go_native(self) -> None:
+        """From here on the request is one prompt that only the engine can read."""
+        # Without super(): slotted dataclasses are made anew, and zero-argument super() would miss that.
+        RequestFacts.go_native(self)
+        self.barrier = None
+        self.prompts = [PromptRun(None, attempts=self.attempt)]

@@ -1,8 +1,8 @@
 """What does one engine leg do, from its request to its last token?
 
 Coarse on purpose: a leg opens one engine stream and feeds the inboxes of its choices, or fetches one whole answer. It
-has no per-chunk states; those belong to the streams. It never raises for an engine's failure while streaming: the fault
-goes into the inboxes, behind the tokens that came before it.
+has no per-chunk states; those belong to the streams. It does not raise for an engine's failure while streaming: the
+fault goes into the inboxes, behind the tokens that came before it.
 
 Source: RFC Generate 阶段; vLLM 0.33 scale_out/token_in_token_out/serving.py; contract section 7.
 """
@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 import trio
 
+from machines.faults import Fault
 from motor_flow.derender.coalesce import split
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
@@ -40,39 +41,45 @@ async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
     except EngineError as fault:
         if run.barrier is not None and not run.barrier.decided:
             raise  # nothing is on its way to the client that would have to come first
-        for stream in leg.streams:
-            stream.inbox.fail(fault)
+        for inbox in leg.inboxes:
+            inbox.fail(fault)
 
 
 async def _pump(run: RequestRun, leg: Leg) -> None:
     services, barrier = run.services, run.barrier
     asked_at = trio.current_time()
-    assert leg.prompt is not None
     assert barrier is not None
-    body = generate_body(leg.prompt, request_id=leg.request_id, stream=True)
+    body = _body(run, leg)
     url = leg.instance.url + GENERATE_PATH
     markers = run.capability.markers if run.chat else None
     async with services.engines.open(
         url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
     ) as exchange:
-        barrier.head()
+        barrier.head(leg.prompt)
         reader = EventReader(exchange, services.patience, asked_at)
-        while not all(stream.inbox.finished for stream in leg.streams):
+        while not all(inbox.finished for inbox in leg.inboxes):
             events = await reader.next()
             if not events:
-                raise EngineError("the engine's stream ended without a finish reason")
+                raise ended()
             if run.marks.first_event is None:
                 run.marks.first_event = trio.current_time()
             for event in events:
-                if all(stream.inbox.finished for stream in leg.streams):
+                if all(inbox.finished for inbox in leg.inboxes):
                     break  # whatever follows the last finish is none of ours
                 _dispatch(leg, event, markers)
-                barrier.first(leg.index)
-            for stream in leg.streams:
-                await stream.inbox.room()
+                barrier.first(leg.prompt)
+            for inbox in leg.inboxes:
+                await inbox.room()
         with suppress(EngineError):
             for event in await reader.rest():
                 _dispatch(leg, event, markers)
+
+
+def _body(run: RequestRun, leg: Leg) -> bytes:
+    prompt = run.prompts[leg.prompt].prompt
+    assert prompt is not None
+    assert leg.plan is not None
+    return generate_body(leg.plan, prompt.rest, request_id=leg.request_id, stream=run.stream)
 
 
 def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int] | None) -> None:
@@ -93,10 +100,10 @@ def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int] | None) -> None:
 
 
 def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int] | None) -> None:
-    if not 0 <= choice.index < len(leg.streams):
-        raise EngineError(f"the engine sent choice {choice.index} of {len(leg.streams)}")
+    if not 0 <= choice.index < len(leg.inboxes):
+        raise EngineError(f"the engine sent choice {choice.index} of {len(leg.inboxes)}")
     check_finish(choice.finish_reason, choice.stop_reason)
-    inbox = leg.streams[choice.index].inbox
+    inbox = leg.inboxes[choice.index]
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
     ids = choice.token_ids or []
@@ -112,24 +119,24 @@ async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
 
     """
     services = run.services
-    assert leg.prompt is not None
-    body = generate_body(leg.prompt, request_id=leg.request_id, stream=False)
+    body = _body(run, leg)
     url = leg.instance.url + GENERATE_PATH
     with accounted(run, leg):
         async with services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
             whole = await read_whole(exchange)
-        _take_whole(leg, whole)
+        prompt = run.prompts[leg.prompt].prompt
+        assert prompt is not None
+        _take_whole(leg, whole, wanted=prompt.n)
 
 
-def _take_whole(leg: Leg, whole: bytes) -> None:
-    assert leg.prompt is not None
+def _take_whole(leg: Leg, whole: bytes, *, wanted: int) -> None:
     try:
         answer = decode_whole(whole)
     except UNREADABLE as exc:
         raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
     indexes = sorted(choice.index for choice in answer.choices)
-    if indexes != list(range(leg.prompt.n)):
-        raise EngineError(f"the engine answered choices {indexes} of {leg.prompt.n}")
+    if indexes != list(range(wanted)):
+        raise EngineError(f"the engine answered choices {indexes} of {wanted}")
     for choice in answer.choices:
         check_finish(choice.finish_reason or "no reason", choice.stop_reason)
     leg.completion_tokens = sum(len(choice.token_ids or ()) for choice in answer.choices)
@@ -156,15 +163,15 @@ def accounted(run: RequestRun, leg: Leg) -> Iterator[None]:
         leg.instance.requests -= 1
         if outcome is not None:  # a cancelled leg is its request's line, not one of its own
             services.metrics.attempts[leg.instance.role, outcome].inc()
-        fields = {} if error is None else {"status": error.status, "detail": error.detail}
+        fields = {} if error is None else {"fault": error.fault.value, "status": error.status, "detail": error.detail}
         say = _log.warning if outcome == "failed" else _log.info
         say(
             "engine.leg",
             request_id=run.identity.request_id,
             phase=leg.instance.role,
             instance=leg.instance.name,
-            attempt=run.attempt,
-            prompt=leg.index,
+            attempt=leg.attempt,
+            prompt=leg.prompt,
             route=run.route,
             outcome=outcome or "cancelled",
             tokens=leg.completion_tokens,
@@ -187,9 +194,14 @@ def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
     if finish is None:
         return
     if finish not in GOOD_FINISHES:
-        raise EngineError(f"the engine ended the request with finish reason {finish!r}")
+        raise EngineError(f"the engine ended the request with finish reason {finish!r}", fault=Fault.ABORTED)
     if stop_reason == RECOMPUTED:
-        raise EngineError("the engine gave the request up to recompute it")
+        raise EngineError("the engine gave the request up to recompute it", fault=Fault.RECOMPUTED)
+
+
+def ended() -> EngineError:
+    """The body ended as if all were well."""
+    return EngineError("the engine's stream ended without a finish reason", fault=Fault.ENDED)
 
 
 def reported(error: ErrorObject) -> EngineError:

@@ -16,9 +16,10 @@ import msgspec
 import trio
 from msgspec import Raw
 
+from machines.faults import Fault
 from motor_flow.derender.normalise import clean_delta, rename_reasoning
 from motor_flow.effects.context import Leg, RequestRun
-from motor_flow.effects.leg import accounted, check_finish, leg_headers, reported
+from motor_flow.effects.leg import accounted, check_finish, ended, leg_headers, reported
 from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.wire import ErrorObject, Usage
@@ -105,7 +106,7 @@ async def _pass_through(run: RequestRun, reader: EventReader) -> None:
         run.show(b"".join(b"%b\n\n" % event for event in events), visible=True)
         seen = True
     if not seen:
-        raise EngineError("the engine's stream ended without any event")
+        raise EngineError("the engine's stream ended without any event", fault=Fault.ENDED)
 
 
 def _hidden(body: bytes) -> bytes:
@@ -141,17 +142,17 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
     """Stream events to the client until every choice has finished."""
     barrier = run.barrier
     assert barrier is not None
-    barrier.head()
+    barrier.head(leg.prompt)
     choices = Choices(run.envelope.n * run.envelope.prompts)
     while not choices.complete:
         events = await reader.next()
         if not events:
-            raise EngineError("the engine's stream ended without a finish reason")
+            raise ended()
         if run.marks.first_event is None:
             run.marks.first_event = trio.current_time()
         for raw in events:
             event = _client_event(run, leg, raw, choices)  # a fault in the first one is still told by the status
-            barrier.first(leg.index)
+            barrier.first(leg.prompt)
             await barrier.open.wait()
             await _show(run, event)
     with suppress(EngineError):

@@ -15,9 +15,9 @@ from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
 from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
+from motor_flow.render.local import LocalTokenizer
 from motor_flow.scheduling.leases import LeaseLedger
-from motor_flow.scheduling.policy import RoundRobin
-from motor_flow.scheduling.registry import Registry
+from motor_flow.scheduling.scheduler import Scheduler
 from motor_flow.telemetry.metrics import Metrics
 
 
@@ -43,6 +43,9 @@ class Responder(Protocol):
     async def finish(self, tail: bytes) -> None:
         """End a sealed stream with these bytes, and wait until everything has left. The first end counts."""
 
+    def warn(self, text: str) -> None:
+        """Tell the client something beside the answer, in a header: before the head is sent."""
+
     async def answer(self, status: int, body: bytes, media_type: str) -> None:
         """Send a whole good answer, and wait until it has left."""
 
@@ -53,6 +56,9 @@ class Services:
 
     Attributes:
         capability: of the sidecars, as found so far.
+        attempts_max: per prompt, the first included.
+        retry_delay_s: before a failed instance is asked again (exception_config.retry_delay).
+        per_prompt_relay: stream_config.per_prompt_relay.
         choices_max: prompts x n of one request (stream_config.choices_max).
         wall: Unix time in seconds; only for `created`.
 
@@ -62,13 +68,16 @@ class Services:
     render: RenderClient
     derender: DerenderClient
     engines: EngineClient
-    registry: Registry
-    policy: RoundRobin
+    scheduler: Scheduler
+    local: LocalTokenizer
     leases: LeaseLedger
     metrics: Metrics
     patience: Patience
     coalesce: bool
     choices_max: int
+    attempts_max: int
+    retry_delay_s: float
+    per_prompt_relay: bool
     reasoning_field: ReasoningField
     keep_alive_s: float
     infer_timeout_s: float

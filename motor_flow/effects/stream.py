@@ -71,7 +71,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         except DerenderError as error:
             metrics.derender_stream_failed.inc()
             metrics.phase("derender", trio.current_time() - started, ok=False)
-            log_derender_error(run, error, prompt=run.prompt_of(stream), choice=stream.choice)
+            log_derender_error(run, error, prompt=stream.index // stream.prompt.n, choice=stream.choice)
             raise
         now = trio.current_time()
         metrics.derender_stream_ok.inc()

@@ -13,12 +13,15 @@ from urllib.parse import urlsplit
 
 import trio
 
-from motor_flow.errors import EngineError
+from machines.faults import Fault
+from motor_flow.errors import EngineError, Unsupported
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Exchange, Reply, TransportFault
 from motor_flow.net.upstream import Upstream
 
-ENGINE = Upstream(EngineError, "the engine", model_accepted=True)
+ENGINE: Upstream[EngineError] = Upstream(
+    EngineError, "the engine", model_accepted=True, kinds={Fault.UNSUPPORTED: Unsupported}
+)
 ERROR_BODY_BYTES_MAX = 65536
 ERROR_BODY_TIMEOUT_S = 5.0
 

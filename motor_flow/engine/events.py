@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import trio
 
+from machines.faults import Fault
 from motor_flow.engine.client import ENGINE
 from motor_flow.errors import EngineError
 from motor_flow.net.http1 import Exchange, TransportFault
@@ -68,7 +69,7 @@ class EventReader:
         deadline = trio.current_time() + self._stall_s if self._deadline is None else self._deadline
         with trio.CancelScope(deadline=deadline):
             return await self._read()
-        raise EngineError(f"the engine has been silent for {self._limit_s:g} s", status=504)
+        raise EngineError(f"the engine has been silent for {self._limit_s:g} s", fault=Fault.SILENT, status=504)
 
     async def rest(self) -> list[bytes]:
         """What still comes, with the end of the body, after everything that matters: until there is a silence.

@@ -11,9 +11,12 @@ Source: RFC Generate 阶段; vLLM 0.33 scale_out/token_in_token_out/protocol.py 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
-from machines.context import TokenizedPrompt
+from machines.replay import RetryRequestPlan
 
 GENERATE_PATH = "/inference/v1/generate"
 
@@ -25,14 +28,22 @@ def leg_id(request: str, attempt: int, prompt: int, leg: str = "u") -> str:
     return f"{request}.a{attempt}.p{prompt}.{leg}"
 
 
-def generate_body(prompt: TokenizedPrompt, *, request_id: str, stream: bool) -> bytes:
-    """The body of a generate request. Streams always ask for the engine's usage: its details are known nowhere else."""
+def generate_body(plan: RetryRequestPlan, rest: Mapping[str, Any], *, request_id: str, stream: bool) -> bytes:
+    """The body of a generate request. Streams always ask for the engine's usage: its details are known nowhere else.
+
+    Args:
+        plan: what is asked for.
+        rest: the prompt's other fields, as rendered.
+        request_id: the leg's.
+        stream: events, or one whole answer.
+
+    """
     return _encode(
         {
-            **prompt.rest,
+            **rest,
             "request_id": request_id,
-            "token_ids": prompt.ids,
-            "sampling_params": prompt.sampling,
+            "token_ids": plan.ids,
+            "sampling_params": plan.sampling,
             "stream": stream,
             "stream_options": {"include_usage": True} if stream else None,
         }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import trio
 
+from motor_flow.bell import Bell
 from motor_flow.net.http1 import ConnectFailed, PeerClosed, Pool, Reply, TransportFault
 from motor_flow.net.stream import Origin
 
@@ -21,15 +22,17 @@ class Sidecar:
     Attributes:
         in_flight: calls.
         lost: it did not answer when it was last looked at.
+        suspected: rung when a call has failed: time for a look.
 
     """
 
-    __slots__ = ("_authorization", "_heads", "in_flight", "lost", "origin")
+    __slots__ = ("_authorization", "_heads", "in_flight", "lost", "origin", "suspected")
 
     def __init__(self, origin: Origin, api_key: str) -> None:
         self.origin = origin
         self.in_flight = 0
         self.lost = False
+        self.suspected = Bell()
         self._heads: dict[str, bytes] = {}
         self._authorization = f"authorization: Bearer {api_key}\r\n".encode("latin-1") if api_key else b""
 
@@ -57,6 +60,11 @@ class Sidecars:
         self._pool = pool
         self.all = [Sidecar(origin, api_key) for origin in origins]
         self._turn = 0
+
+    @property
+    def lost(self) -> bool:
+        """None of them is known to answer."""
+        return all(sidecar.lost for sidecar in self.all)
 
     def pick(self, tried: Sequence[Sidecar] = ()) -> Sidecar | None:
         """The one with the fewest calls in flight that was not tried; None when all were."""
@@ -104,5 +112,8 @@ class Sidecars:
                 if not closed.untouched:
                     raise
             return await self._pool.exchange(sidecar.origin, head, body, deadline=deadline)
+        except TransportFault:
+            sidecar.suspected.ring()
+            raise
         finally:
             sidecar.in_flight -= 1

@@ -1,14 +1,14 @@
 """Who is asked, and what do its failures mean to the client?
 
-One table for Render, Derender and engines; only the words and the stage differ.
+One table for Render, Derender and engines; only the words, the stage and the consequences differ.
 
 | the upstream | the client is told |
 |---|---|
-| refuses the request (4xx that is the request's own fault) | that status, message, type and param |
+| refuses the request | its own status, message, type and param |
 | does not know the model | the same; 502 where another upstream has already accepted the model |
 | lacks the endpoint or capability | 501 |
 | refuses our key | 502 |
-| answers 408, 425, 429 or 5xx, cannot be reached, breaks off | 502 |
+| is busy, fails, cannot be reached, breaks off | 502 |
 | does not answer in time | 504 |
 
 Source: RFC 故障处理; contract section 7.
@@ -16,14 +16,16 @@ Source: RFC 故障处理; contract section 7.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from motor_flow.errors import MotorFlowError
-from motor_flow.net.http1 import Reply, TimedOut, TransportFault
-from motor_flow.net.verdict import Verdict, complaint, judge
+from machines.faults import Fault
+from motor_flow.errors import UpstreamError
+from motor_flow.net.http1 import ConnectFailed, NotHttp, Reply, TimedOut, TransportFault
+from motor_flow.net.verdict import complaint, judge
 
-Failure = TypeVar("Failure", bound=MotorFlowError)
+Failure = TypeVar("Failure", bound=UpstreamError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ class Upstream(Generic[Failure]):
         error: its failures.
         name: what messages call it.
         model_accepted: another upstream has accepted the request's model, so not knowing it is no client's fault.
+        kinds: faults that are events of their own for whoever calls.
 
     """
 
     error: type[Failure]
     name: str
     model_accepted: bool = False
+    kinds: Mapping[Fault, type[Failure]] = field(default_factory=dict)
 
     def refusal(self, reply: Reply, path: str = "this endpoint") -> Failure:
         """What an answer that is no 2xx means.
@@ -50,22 +54,38 @@ class Upstream(Generic[Failure]):
 
         """
         said = complaint(reply)
-        verdict = judge(reply.status, reply.body)
+        fault = judge(reply.status, reply.body) or Fault.GARBAGE
         detail = f"HTTP {reply.status}" + (f", {said.kind}" if said.kind else "")
-        if verdict is Verdict.REFUSED or (verdict is Verdict.UNKNOWN and not self.model_accepted):
-            return self.error(said.message, status=reply.status, kind=said.kind, param=said.param, quoted=True)
-        match verdict:
-            case Verdict.UNKNOWN:
-                return self.error(f"{self.name} does not know this model", detail=detail)
-            case Verdict.UNSUPPORTED:
-                return self.error(f"{self.name} does not offer {path}", status=501, detail=detail)
-            case Verdict.UNAUTHORIZED:
-                return self.error(f"{self.name} refused our key", detail="check upstream_config.api_key")
+        error = self.kinds.get(fault, self.error)
+        if fault is Fault.REQUEST or (fault is Fault.UNKNOWN_MODEL and not self.model_accepted):
+            return error(said.message, fault=fault, status=reply.status, kind=said.kind, param=said.param, quoted=True)
+        match fault:
+            case Fault.UNKNOWN_MODEL:
+                return error(f"{self.name} does not know this model", fault=fault, detail=detail)
+            case Fault.UNSUPPORTED:
+                return error(f"{self.name} does not offer {path}", fault=fault, status=501, detail=detail)
+            case Fault.UNAUTHORIZED:
+                return error(f"{self.name} refused our key", fault=fault, detail="check upstream_config.api_key")
             case _:
-                return self.error(f"{self.name} failed (HTTP {reply.status})", detail=detail)
+                return error(f"{self.name} failed (HTTP {reply.status})", fault=fault, detail=detail)
 
-    def broken(self, fault: TransportFault) -> Failure:
+    def broken(self, broken: TransportFault) -> Failure:
         """What an exchange that brought no answer means."""
-        if isinstance(fault, TimedOut):
-            return self.error(f"{self.name} did not answer in time", status=504, detail=str(fault))
-        return self.error(f"{self.name} failed or cannot be reached", detail=str(fault))
+        fault = fault_of(broken)
+        error = self.kinds.get(fault, self.error)
+        if isinstance(broken, TimedOut):
+            return error(f"{self.name} did not answer in time", fault=fault, status=504, detail=str(broken))
+        return error(f"{self.name} failed or cannot be reached", fault=fault, detail=str(broken))
+
+
+def fault_of(broken: TransportFault) -> Fault:
+    """The kind of a transport's failure."""
+    match broken:
+        case ConnectFailed():
+            return Fault.UNREACHABLE
+        case TimedOut():
+            return Fault.SILENT
+        case NotHttp():
+            return Fault.GARBAGE
+        case _:
+            return Fault.RESET

@@ -3,14 +3,15 @@
 One table for sidecars and engines: vLLM tells a missing capability from a bad request by the shape of the body as
 much as by the status.
 
-| answer | verdict |
+| answer | fault |
 |---|---|
-| 2xx | ok |
-| 404 without an error object, 405, 415, 501, 403 | unsupported: the endpoint or capability is missing |
-| 401 | unauthorized: our key is wrong, which is no client's fault |
-| 404 with an error object | unknown: the model is not known there |
-| 3xx, 408, 425, 429, 5xx | unavailable: another one, or later |
-| any other 4xx | refused: the request's own fault |
+| 2xx | none |
+| 404 without an error object, 403, 405, 415, 501 | UNSUPPORTED: the endpoint or capability is missing |
+| 401 | UNAUTHORIZED: our key is wrong, which is no client's fault |
+| 404 with an error object | UNKNOWN_MODEL |
+| 408, 425, 429 | BUSY |
+| 3xx, any other 5xx | FAILED |
+| any other 4xx | REQUEST: the request's own fault |
 
 Source: contract section 6; vLLM 0.33 entrypoints (404 of the router is `{"detail"}`; 403 PermissionDeniedError without
 --enable-scale-out since 0.32; 401 is `{"error": "Unauthorized"}`).
@@ -18,24 +19,13 @@ Source: contract section 6; vLLM 0.33 entrypoints (404 of the router is `{"detai
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
+from machines.faults import Fault
 from motor_flow.errors import UNREADABLE
 from motor_flow.net.http1 import Reply
-
-
-class Verdict(Enum):
-    """See the module's table."""
-
-    OK = "ok"
-    REFUSED = "refused"
-    UNKNOWN = "unknown"
-    UNSUPPORTED = "unsupported"
-    UNAUTHORIZED = "unauthorized"
-    UNAVAILABLE = "unavailable"
 
 
 class Complaint(NamedTuple):
@@ -60,25 +50,25 @@ class _DetailBody(msgspec.Struct):
     detail: str | list[dict[str, object]]
 
 
-_RETRYABLE = frozenset({408, 425, 429})
+_BUSY = frozenset({408, 425, 429})
 _MISSING = frozenset({403, 405, 415, 501})
 _error_body = msgspec.json.Decoder(_ErrorBody)
 _detail_body = msgspec.json.Decoder(_DetailBody)
 
 
-def judge(status: int, body: bytes) -> Verdict:
-    """The verdict on one response."""
+def judge(status: int, body: bytes) -> Fault | None:
+    """What is wrong with one response; None: nothing."""
     if 200 <= status < 300:
-        return Verdict.OK
+        return None
     if status == 401:
-        return Verdict.UNAUTHORIZED
+        return Fault.UNAUTHORIZED
     if status == 404:
-        return Verdict.UNSUPPORTED if _error_object(body) is None else Verdict.UNKNOWN
+        return Fault.UNSUPPORTED if _error_object(body) is None else Fault.UNKNOWN_MODEL
     if status in _MISSING:
-        return Verdict.UNSUPPORTED
-    if status in _RETRYABLE or status >= 500 or status < 400:
-        return Verdict.UNAVAILABLE
-    return Verdict.REFUSED
+        return Fault.UNSUPPORTED
+    if status in _BUSY:
+        return Fault.BUSY
+    return Fault.FAILED if status >= 500 or status < 400 else Fault.REQUEST
 
 
 def complaint(reply: Reply) -> Complaint:

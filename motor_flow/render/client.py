@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from motor_flow.errors import RenderError
+from machines.faults import Fault
+from motor_flow.errors import RenderDown, RenderError
 from motor_flow.net.http1 import TransportFault
 from motor_flow.net.sidecars import Sidecars
 from motor_flow.net.upstream import Upstream
 from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH, Envelope
 from motor_flow.render.tokenization import TokenizedRequest, tokenized
 
-RENDER = Upstream(RenderError, "the Render sidecar")
+REFUSALS = (Fault.REQUEST, Fault.UNKNOWN_MODEL)
+RENDER: Upstream[RenderError] = Upstream(
+    RenderError, "the Render sidecar", kinds={fault: RenderDown for fault in Fault if fault not in REFUSALS}
+)
 
 
 class RenderClient:
@@ -38,10 +42,13 @@ class RenderClient:
             headers: plain ASCII, for the sidecar.
 
         Raises:
-            RenderError: refused (Render's own status, message, type and param), or Render could not be used.
+            RenderError: refused, with Render's own status, message, type and param.
+            RenderDown: Render could not be used.
 
         """
         lines = b"".join(b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in headers.items())
+        if self._sidecars.lost:
+            raise RenderDown("the Render sidecar does not answer", fault=Fault.UNREACHABLE)
         path = f"{CHAT_PATH if request.api == 'chat' else COMPLETIONS_PATH}/render"
         try:
             reply = await self._sidecars.post(path, request.encode(), timeout_s=self._timeout_s, headers=lines)

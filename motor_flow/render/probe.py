@@ -13,11 +13,12 @@ from dataclasses import replace
 
 import msgspec
 
+from machines.faults import Fault
 from motor_flow.errors import UNREADABLE
 from motor_flow.net.asking import ask_version
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Reply, TransportFault
-from motor_flow.net.verdict import Verdict, judge
+from motor_flow.net.verdict import judge
 from motor_flow.render.capability import Capability, by_version
 
 PROBE_TIMEOUT_S = 5.0
@@ -120,6 +121,6 @@ async def _marker_ids(http: HttpClient, url: str) -> frozenset[int] | None:
 
 async def _post(http: HttpClient, url: str, body: object) -> Reply:
     reply = await http.call("POST", url, body=_encode(body), timeout_s=PROBE_TIMEOUT_S)
-    if judge(reply.status, reply.body) is Verdict.UNAVAILABLE:
+    if judge(reply.status, reply.body) in (Fault.FAILED, Fault.BUSY):
         raise _NotNow(f"{url} answered HTTP {reply.status}")
     return reply

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from machines.context import SemanticIds, TokenizedPrompt
-from motor_flow.errors import UNREADABLE, RenderError
+from motor_flow.errors import UNREADABLE, RenderDown
 from motor_flow.net.transfer import without_transfer
 from motor_flow.render.envelope import Api, StreamOptions
 
@@ -62,7 +62,7 @@ def tokenized(api: Api, body: bytes) -> TokenizedRequest:
     """Read the answer of a render endpoint: one GenerateRequest for chat, a list for completions.
 
     Raises:
-        RenderError: it is not what the endpoint is documented to answer.
+        RenderDown: it is not what the endpoint is documented to answer.
 
     """
     try:
@@ -74,7 +74,7 @@ def tokenized(api: Api, body: bytes) -> TokenizedRequest:
         options = _stream_options.decode(first.get("stream_options", b"null"))
         stream = bool(_flag.decode(first.get("stream", b"null")))
     except UNREADABLE as exc:
-        raise RenderError("the Render sidecar gave an invalid answer", detail=str(exc)) from None
+        raise RenderDown("the Render sidecar gave an invalid answer", detail=str(exc)) from None
     include_usage = options is not None and bool(options.include_usage)
     return TokenizedRequest(
         prompts=prompts,

@@ -6,12 +6,13 @@ One map from id to instance, filled from the configuration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from motor_flow.config import InstanceSection
-from motor_flow.config.sections import Role
+from motor_flow.config.sections import BreakerSection, Role
 from motor_flow.net.http import origin_of
 from motor_flow.net.stream import Origin
+from motor_flow.scheduling.breaker import Breaker
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Instance:
     Attributes:
         url: base URL without a trailing slash.
         requests: engine requests of ours that are in flight there.
+        token_only: it has the token-only route, or has not been found to lack it.
 
     """
 
@@ -29,20 +31,28 @@ class Instance:
     url: str
     origin: Origin
     requests: int = 0
+    token_only: bool = True
+    breaker: Breaker = field(default_factory=Breaker)
 
     @property
     def name(self) -> str:
         return f"{self.role}-{self.id}"
 
     @classmethod
-    def of(cls, section: InstanceSection) -> Instance:
+    def of(cls, section: InstanceSection, breaker: BreakerSection) -> Instance:
         """From its configuration.
 
         Raises:
             ValueError: the URL is none.
 
         """
-        return cls(section.id, section.role, section.url.rstrip("/"), origin_of(section.url))
+        return cls(
+            section.id,
+            section.role,
+            section.url.rstrip("/"),
+            origin_of(section.url),
+            breaker=Breaker(breaker.failure_threshold, breaker.open_seconds, breaker.open_seconds_max),
+        )
 
 
 class Registry:

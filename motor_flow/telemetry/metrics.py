@@ -16,6 +16,7 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from machines.faults import Fault
 from motor_flow.flow import Effects
 
 PHASES = (
@@ -41,7 +42,16 @@ DURATION_BUCKETS = (
     *(120, 240, 480, 960, 1920, 7680),
 )
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of the page, and of no use to anybody
-FALLBACK_REASONS = ("unreachable", "timeout", "unsupported", "malformed")
+FALLBACK_REASONS = {
+    Fault.UNREACHABLE: "unreachable",
+    Fault.RESET: "unreachable",
+    Fault.SILENT: "timeout",
+    Fault.UNSUPPORTED: "unsupported",
+    Fault.GARBAGE: "malformed",
+    Fault.FAILED: "failed",
+    Fault.BUSY: "failed",
+    Fault.UNAUTHORIZED: "failed",
+}
 OUTCOMES = ("ok", "failed")
 ROLES = ("union", "prefill", "decode")
 
@@ -71,7 +81,7 @@ class Metrics:
         fallback = Counter(
             "motor_flow_render_fallback", "Requests tokenized without Render", ["reason"], registry=self.registry
         )
-        self.render_fallback = {reason: fallback.labels(reason) for reason in FALLBACK_REASONS}
+        self._render_fallback = {reason: fallback.labels(reason) for reason in FALLBACK_REASONS.values()}
         attempts = Counter(
             "motor_flow_attempts", "Engine legs that have ended", ["role", "outcome"], registry=self.registry
         )
@@ -94,6 +104,12 @@ class Metrics:
 
     def _gen_ai(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"gen_ai_server_{name}_seconds", text, buckets=buckets, registry=self.registry)
+
+    def fallback(self, fault: Fault) -> str:
+        """Render could not be used; returns what that is called."""
+        reason = FALLBACK_REASONS[fault]
+        self._render_fallback[reason].inc()
+        return reason
 
     def phase(self, phase: str, seconds: float, *, ok: bool = True) -> None:
         """A request has been through a phase."""

@@ -11,18 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Set as AbstractSet
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import trio
 
+from machines.faults import Fault
 from motor_flow.config import Config, EndpointSection, InstanceSection
 from motor_flow.engine.token_only import GENERATE_PATH
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.stream import Dial
-from motor_flow.net.verdict import Verdict, judge
+from motor_flow.net.verdict import judge
+from motor_flow.render.local import can_load
 from motor_flow.render.probe import Unclear, probe_sidecar
 
 ASK_TIMEOUT_S = 5.0
@@ -120,12 +121,12 @@ async def _engine(config: Config, instance: InstanceSection, http: HttpClient) -
     except TransportFault as exc:
         return Report([*found, Finding(about, url, "bad", f"{GENERATE_PATH}: {exc}")], _lengths(cards))
     match judge(reply.status, reply.body):
-        case Verdict.UNSUPPORTED:
+        case Fault.UNSUPPORTED:
             text = f"{GENERATE_PATH} is not offered (HTTP {reply.status}); start vLLM >= 0.30 with --enable-scale-out"
             found.append(Finding(about, url, "bad", text))
-        case Verdict.UNAUTHORIZED:
+        case Fault.UNAUTHORIZED:
             found.append(Finding(about, url, "bad", "refuses our key; check upstream_config.api_key"))
-        case Verdict.UNAVAILABLE:
+        case Fault.FAILED | Fault.BUSY:
             found.append(Finding(about, url, "bad", f"{GENERATE_PATH} answers HTTP {reply.status}"))
         case _:
             found.append(Finding(about, url, "ok", "offers token-only generate"))
@@ -173,12 +174,7 @@ def _tls(config: Config) -> list[Finding]:
 def _local(config: Config) -> list[Finding]:
     """The local tokenizer is only a fallback, so its absence is a note."""
     path = config.model.model_path
-    if not path:
-        return [
-            Finding(
-                "local tokenizer", "-", "note", "model_config.model_path is not set: no fallback when Render is down"
-            )
-        ]
-    if not (Path(path) / "tokenizer_config.json").exists():
-        return [Finding("local tokenizer", path, "note", "no tokenizer there: no fallback when Render is down")]
+    reason = can_load(path)
+    if reason is not None:
+        return [Finding("local tokenizer", path or "-", "note", f"{reason}: no fallback count when Render is down")]
     return [Finding("local tokenizer", path, "ok", "found")]

@@ -73,8 +73,7 @@ class Process:
             for listening, (_, app, _) in zip(listeners[1:], places[1:], strict=True):
                 await nursery.start(Server(app, on_bug=_report).serve, listening)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                if await self._started(signals):
-                    nursery.start_soon(self._app.keep_house)
+                if await self._started(nursery, signals):
                     finished = trio.Event()
                     nursery.start_soon(self._serve_inference, listeners[0], finished)
                     if not self._app.ready:
@@ -85,7 +84,7 @@ class Process:
         self._app.close()
         return status
 
-    async def _started(self, signals: object) -> bool:
+    async def _started(self, house: trio.Nursery, signals: object) -> bool:
         """Probe everything; false when a signal came first."""
         started = False
         async with trio.open_nursery() as nursery:
@@ -95,7 +94,7 @@ class Process:
                 nursery.cancel_scope.cancel(reason="signal")
 
             nursery.start_soon(give_up)
-            await self._app.start()
+            await house.start(self._app.run)
             started = True
             nursery.cancel_scope.cancel(reason="started")
         return started

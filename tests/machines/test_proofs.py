@@ -10,12 +10,51 @@ import pytest
 from machines import REQUEST, STREAM, TABLES
 from machines.proofs import disagreements, endless, explore, findings, only_via, reach
 
+ATTEMPTS_MAX = 3
+
 
 @dataclass
 class AbstractRequest:
-    """The smallest request in which every guard and action can make a difference."""
+    """The smallest request in which every guard and action can make a difference.
 
+    Attributes:
+        curable: the fault is one that another attempt may cure.
+        movable: a visible answer may go on elsewhere.
+        late: a sibling becomes visible in the very moment in which a prompt breaks.
+
+    """
+
+    visible: bool = False
+    obfuscated: bool = False
+    stream: bool = False
+    route: str = "token_only"
+    curable: bool = True
+    movable: bool = True
+    late: bool = False
+    attempts: int = 0
     committed: bool = False
+
+    @property
+    def may_retry(self) -> bool:
+        return self.curable and self.attempts < ATTEMPTS_MAX
+
+    @property
+    def may_relay(self) -> bool:
+        return self.movable and self.may_retry
+
+    def begin(self) -> None:
+        self.attempts += 1
+
+    def blame(self) -> None:
+        self.visible |= self.late
+
+    def renew(self) -> None:
+        """Only prompts move."""
+
+    rollback = renew
+
+    def go_native(self) -> None:
+        self.route = "native"
 
     def commit(self) -> None:
         self.committed = True
@@ -34,9 +73,32 @@ class AbstractStream:
         self.commits = min(self.commits + 1, 2)
 
 
-REQUESTS = [AbstractRequest(), AbstractRequest(committed=True)]
+@dataclass
+class AbstractInstance:
+    """Counts what its machine does to it."""
+
+    openings: int = 0
+    on_trial: bool = False
+
+    def grow(self) -> None:
+        self.openings = min(self.openings + 1, 2)
+
+    def put_on_trial(self) -> None:
+        self.on_trial = True
+
+
+REQUESTS = [
+    AbstractRequest(visible, obfuscated, stream, route, curable, movable, late)
+    for visible, obfuscated, stream, curable, movable, late in itertools.product((False, True), repeat=6)
+    for route in ("token_only", "native")
+]
 STREAMS = [AbstractStream(finish, commits) for finish, commits in itertools.product((None, "stop"), (0, 1))]
-CONTEXTS = {"request": REQUESTS, "stream": STREAMS}
+CONTEXTS = {
+    "request": REQUESTS,
+    "stream": STREAMS,
+    "instance": [AbstractInstance()],
+    "sidecar": [AbstractInstance()],
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -67,7 +129,10 @@ def test_commit_sits_on_one_edge_only():
 
 
 def test_a_request_commits_only_what_was_derendered_streamed_or_answered():
-    assert only_via(REQUEST, "committed", lambda edge: edge.event in ("derendered", "streamed", "answered"))
+    assert only_via(REQUEST, "committed", lambda edge: edge.event in ("derendered", "generated"))
+    for edge in REQUEST.edges:
+        if edge.target == "committed" and edge.event == "generated":
+            assert [guard.__name__ for guard in edge.guards] in (["is_native"], ["is_streamed"])
 
 
 def test_no_engine_is_asked_before_admission_and_placement():
@@ -76,10 +141,32 @@ def test_no_engine_is_asked_before_admission_and_placement():
 
 
 def test_a_derender_fault_never_returns_to_an_engine():
-    asks_engines = {"scheduled", "generating"}
+    asks_engines = {"scheduled", "generating", "relaying", "rolling_back"}
     assert reach(REQUEST, ["derendering"]).isdisjoint(asks_engines)
     after_fault = {edge.target for edge in STREAM.edges if edge.source == "derendering" and edge.event == "fail"}
     assert reach(STREAM, after_fault) == {"failed"}
+
+
+def test_what_was_visible_is_never_rolled_back():
+    """And every way back to an engine passes a guard that counts attempts, or changes the route for good."""
+    for edge in REQUEST.edges:
+        if edge.target == "scheduled" and edge.source == "rolling_back":
+            assert "nothing_visible" in [guard.__name__ for guard in edge.guards]
+
+    def never_back(state, ctx, trail):
+        if trail and trail[-1].event == "restored" and trail[-1].target == "scheduled":
+            assert not ctx.visible
+        assert ctx.attempts <= ATTEMPTS_MAX
+        if ctx.obfuscated and REQUESTS[0].route == "token_only":
+            assert "go_native" not in [a.__name__ for edge in trail for a in edge.actions if edge.event != "bypassed"]
+
+    explore(REQUEST, REQUESTS, key=astuple, invariant=never_back)
+
+
+def test_a_new_attempt_starts_only_outside_the_nursery_or_for_a_broken_prompt():
+    """A rollback leaves the compound that owns the attempts; a relay stays in it, for its siblings."""
+    assert REQUEST.within["running"] == {"scheduled", "generating", "relaying"}
+    assert "rolling_back" not in REQUEST.within["running"]
 
 
 def test_every_request_ends():

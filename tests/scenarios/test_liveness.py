@@ -14,7 +14,7 @@ from tests.scripted import DONE, HANG, SSE_END, SSE_HEAD, Scripted, event, reply
 from tests.world import CHAT, TEXT, Response, make_world
 
 TEXT_BODY = {"model": "tiny", "prompt": "Once upon", "max_tokens": 20}
-QUICK = {"exception_config": {"first_token_timeout": 3, "stall_timeout": 2, "infer_timeout": 20}}
+QUICK = {"exception_config": {"max_retry": 1, "first_token_timeout": 3, "stall_timeout": 2, "infer_timeout": 20}}
 PING = b"8\r\n: ping\n\n\r\n"
 
 

@@ -73,12 +73,13 @@ async def test_the_reason_of_the_native_route_is_logged(nursery, autojump_clock,
 
 
 async def test_faults_name_instance_attempt_and_kind(nursery, autojump_clock, lines):
-    world = await make_world(nursery, engines=1)
+    world = await make_world(nursery, engines=1, config={"exception_config": {"max_retry": 1}})
     Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, tokens(630), 0.1, CUT]]})
     await world.stream(TEXT, {"model": "tiny", "prompt": SECRET, "max_tokens": 20})
     await world.check()
     leg, end = lines("engine.leg", "request.end")
     assert (leg["instance"], leg["outcome"], leg["status"]) == ("union-1", "failed", 502)
+    assert (leg["attempt"], leg["fault"]) == (1, "reset")
     assert "connection" in leg["detail"]
     assert (end["outcome"], end["status"], end["stage"]) == ("failed", 502, "generate")
 

@@ -28,10 +28,9 @@ async def test_a_sidecar_that_starts_after_us_is_known_as_well(nursery, autojump
     world = await make_world(nursery)
     handler = world.net._listening.pop(("sidecar", 80))
     app = await another_app(world)
-    await app.start()
+    await nursery.start(app.run)
     assert app.services.capability.version == ""
     world.net._listening["sidecar", 80] = handler
-    nursery.start_soon(app.keep_house)
     await trio.sleep(6)
     assert app.services.capability == world.app.services.capability
     assert app.services.capability.markers
@@ -39,7 +38,6 @@ async def test_a_sidecar_that_starts_after_us_is_known_as_well(nursery, autojump
 
 async def test_a_sidecar_that_comes_back_is_probed_again(nursery, autojump_clock):
     world = await make_world(nursery)
-    nursery.start_soon(world.app.keep_house)
     assert world.app.services.capability.parser is True
     handler = world.net._listening.pop(("sidecar", 80))
     world.app.pool.close()
@@ -58,7 +56,7 @@ async def test_without_tokenize_no_chat_chunks_are_merged(nursery, autojump_cloc
     world = await make_world(nursery)
     Scripted(world, "sidecar", {"/tokenize": [[reply(404, {"detail": "Not Found"})]]})
     app = await another_app(world)
-    await app.start()
+    await nursery.start(app.run)
     assert not app.services.capability.marks_known
     assert any("/tokenize" in line for line in app.services.capability.missing)
 
@@ -82,5 +80,5 @@ async def test_odd_model_cards_do_no_harm(nursery, autojump_clock, cards):
     for host in ("engine-1", "engine-2", "sidecar"):
         Scripted(world, host, {"/v1/models": [[cards]]})
     app = await another_app(world, {"model_config": {"model_name": "told"}})
-    await app.start()
+    await nursery.start(app.run)
     assert [card["id"] for card in app.models.cards] == ["told"]

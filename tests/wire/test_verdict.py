@@ -6,31 +6,32 @@ import json
 
 import pytest
 
+from machines.faults import Fault
 from motor_flow.net.http1 import Reply
-from motor_flow.net.verdict import Verdict, complaint, judge
+from motor_flow.net.verdict import complaint, judge
 
 ERROR = json.dumps({"error": {"message": "m", "type": "t", "param": "p", "code": 0}}).encode()
 DETAIL = json.dumps({"detail": "Not Found"}).encode()
 
 ROWS = [
-    (200, b"{}", Verdict.OK),
-    (400, ERROR, Verdict.REFUSED),
-    (422, ERROR, Verdict.REFUSED),
-    (413, b"", Verdict.REFUSED),
-    (404, ERROR, Verdict.UNKNOWN),
-    (404, DETAIL, Verdict.UNSUPPORTED),
-    (404, b"<html>", Verdict.UNSUPPORTED),
-    (403, ERROR, Verdict.UNSUPPORTED),
-    (405, DETAIL, Verdict.UNSUPPORTED),
-    (415, DETAIL, Verdict.UNSUPPORTED),
-    (501, DETAIL, Verdict.UNSUPPORTED),
-    (401, b'{"error":"Unauthorized"}', Verdict.UNAUTHORIZED),
-    (408, ERROR, Verdict.UNAVAILABLE),
-    (425, ERROR, Verdict.UNAVAILABLE),
-    (429, ERROR, Verdict.UNAVAILABLE),
-    (500, ERROR, Verdict.UNAVAILABLE),
-    (503, b"", Verdict.UNAVAILABLE),
-    (302, b"", Verdict.UNAVAILABLE),
+    (200, b"{}", None),
+    (400, ERROR, Fault.REQUEST),
+    (422, ERROR, Fault.REQUEST),
+    (413, b"", Fault.REQUEST),
+    (404, ERROR, Fault.UNKNOWN_MODEL),
+    (404, DETAIL, Fault.UNSUPPORTED),
+    (404, b"<html>", Fault.UNSUPPORTED),
+    (403, ERROR, Fault.UNSUPPORTED),
+    (405, DETAIL, Fault.UNSUPPORTED),
+    (415, DETAIL, Fault.UNSUPPORTED),
+    (501, DETAIL, Fault.UNSUPPORTED),
+    (401, b'{"error":"Unauthorized"}', Fault.UNAUTHORIZED),
+    (408, ERROR, Fault.BUSY),
+    (425, ERROR, Fault.BUSY),
+    (429, ERROR, Fault.BUSY),
+    (500, ERROR, Fault.FAILED),
+    (503, b"", Fault.FAILED),
+    (302, b"", Fault.FAILED),
 ]
 
 

@@ -1,0 +1,77 @@
+"""What does an instance's circuit breaker do in each state of its machine?
+
+Requests report failures to the instance's `Breaker`; here it is decided when that is too many, and when it is over.
+
+Source: contract section 7 (Breaker).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import trio
+
+from machines import INSTANCE
+from motor_flow.flow import Effects
+from motor_flow.net.http import HttpClient
+from motor_flow.net.http1 import TransportFault
+from motor_flow.scheduling.registry import Instance
+from motor_flow.telemetry.log import get_logger
+
+HEALTH_PATH = "/health"
+HEALTH_TIMEOUT_S = 5.0
+_log = get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class InstanceRun:
+    """One instance, and how to ask it."""
+
+    instance: Instance
+    http: HttpClient
+
+    def grow(self) -> None:
+        self.instance.breaker.grow()
+
+    def put_on_trial(self) -> None:
+        self.instance.breaker.put_on_trial()
+
+
+instance_effects: Effects[InstanceRun] = Effects(INSTANCE)
+
+
+@instance_effects.on("available")
+async def count_failures(run: InstanceRun) -> Literal["tripped"]:
+    """Until there are too many in a row."""
+    breaker = run.instance.breaker
+    while breaker.failures < breaker.threshold:
+        await breaker.reported.wait()
+    return "tripped"
+
+
+@instance_effects.on("opened")
+async def keep_away(run: InstanceRun) -> Literal["due"]:
+    """No work for a time."""
+    breaker = run.instance.breaker
+    _log.warning("breaker.open", instance=run.instance.name, openings=breaker.openings, seconds=breaker.pause_s)
+    await trio.sleep(breaker.pause_s)
+    return "due"
+
+
+@instance_effects.on("probing")
+async def ask_health(run: InstanceRun) -> Literal["recovered", "relapsed"]:
+    """Does it live? Whether it works, the next request will tell."""
+    try:
+        reply = await run.http.call("GET", run.instance.url + HEALTH_PATH, timeout_s=HEALTH_TIMEOUT_S)
+    except TransportFault as fault:
+        _log.warning("breaker.relapsed", instance=run.instance.name, detail=str(fault))
+        return "relapsed"
+    if reply.status != 200:
+        _log.warning("breaker.relapsed", instance=run.instance.name, detail=f"HTTP {reply.status}")
+        return "relapsed"
+    _log.info("breaker.closed", instance=run.instance.name)
+    return "recovered"
+
+
+instance_effects.seal()

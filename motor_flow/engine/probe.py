@@ -1,0 +1,25 @@
+"""Does an engine offer the token-only route?
+
+An empty request is enough: who has the route refuses the body, who has not refuses the route.
+
+Source: contract section 6; vLLM 0.33 scale_out/token_in_token_out (403 without --enable-scale-out since 0.32).
+"""
+
+from __future__ import annotations
+
+from machines.faults import Fault
+from motor_flow.engine.token_only import GENERATE_PATH
+from motor_flow.net.http import HttpClient
+from motor_flow.net.http1 import TransportFault
+from motor_flow.net.verdict import judge
+
+PROBE_TIMEOUT_S = 5.0
+
+
+async def offers_token_only(http: HttpClient, url: str) -> bool:
+    """It refuses the request, not the route."""
+    try:
+        reply = await http.call("POST", url + GENERATE_PATH, body=b"{}", timeout_s=PROBE_TIMEOUT_S)
+    except TransportFault:
+        return False
+    return judge(reply.status, reply.body) is Fault.REQUEST
