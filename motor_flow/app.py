@@ -126,6 +126,7 @@ class App:
             attempts_max=config.exceptions.max_retry if config.exceptions.reschedule_enabled else 1,
             retry_delay_s=config.exceptions.retry_delay,
             per_prompt_relay=config.stream.per_prompt_relay,
+            obfuscated=config.obfuscation.enable,
             reasoning_field=config.response.reasoning_field,
             keep_alive_s=config.stream.sse_keep_alive_interval,
             infer_timeout_s=config.exceptions.infer_timeout,

@@ -123,7 +123,7 @@ class Exchange:
             "headers": head.headers,
             "client": peer.client,
             "server": peer.server,
-            "extensions": {},
+            "extensions": {"http.reset": {}},
         }
 
     async def receive(self) -> Message:
@@ -147,6 +147,8 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """The ASGI `send`.
+
+        The extension `http.reset` ends the connection at once, whatever was sent.
 
         Raises:
             ApplicationError: the message is not due.
@@ -173,6 +175,8 @@ class Exchange:
                 self.notify()
         elif kind == "http.response.start":
             self.response.start(message["status"], message.get("headers", ()))
+        elif kind == "http.reset":
+            self._connection.cut(reset=True)
         else:
             raise ApplicationError(f"unexpected ASGI message {kind!r}")
 

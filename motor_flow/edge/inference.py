@@ -108,6 +108,7 @@ class Inference:
             capability=services.capability,
             attempts_max=services.attempts_max,
             per_prompt_relay=services.per_prompt_relay,
+            obfuscated=services.obfuscated,
         )
         supervision = _Supervision(run, responder, deadline=arrived + services.infer_timeout_s)
         self._live.add(supervision)

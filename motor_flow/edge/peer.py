@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from motor_flow.net.memory import MemoryStream
+
 if TYPE_CHECKING:
     from motor_flow.edge.limits import Limits
 
@@ -124,7 +126,9 @@ class Peer:
 
     def reset_on_close(self) -> None:
         """Make the close abrupt (RST), for a client that must not take what it got for a whole answer."""
-        if self._socket is not None and self._socket.fileno() >= 0:
+        if isinstance(self.stream, MemoryStream):
+            self.stream.reset()
+        elif self._socket is not None and self._socket.fileno() >= 0:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
 
     async def part(self, answer: bytes, *, unread: bool) -> None:

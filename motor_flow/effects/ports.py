@@ -59,6 +59,7 @@ class Services:
         attempts_max: per prompt, the first included.
         retry_delay_s: before a failed instance is asked again (exception_config.retry_delay).
         per_prompt_relay: stream_config.per_prompt_relay.
+        obfuscated: engines must not see semantic ids (token_obfuscation_config.enable).
         choices_max: prompts x n of one request (stream_config.choices_max).
         wall: Unix time in seconds; only for `created`.
 
@@ -78,6 +79,7 @@ class Services:
     attempts_max: int
     retry_delay_s: float
     per_prompt_relay: bool
+    obfuscated: bool
     reasoning_field: ReasoningField
     keep_alive_s: float
     infer_timeout_s: float

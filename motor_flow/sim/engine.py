@@ -204,6 +204,7 @@ class Engine(App):
     def _work(self, call: Exchange, record: Seen) -> Iterator[None]:
         """Count a call, and note how it ended."""
         self.seen.add(record)
+        self.meet(call, record)
         self._calls += 1
         try:
             with noted(record, call):

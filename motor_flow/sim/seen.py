@@ -36,6 +36,8 @@ class Seen:
     """The answer was complete, whatever it said."""
     peer_closed: bool = False
     """It was cut short: the client went, or the server was told to stop."""
+    fault: str = ""
+    """What was planned to go wrong with it."""
 
 
 @contextmanager
@@ -49,4 +51,4 @@ def noted(record: Seen, call: Exchange) -> Iterator[None]:
         raise
     finally:
         record.status = record.status or call.status
-        record.peer_closed = not record.finished
+        record.peer_closed = not record.finished and not record.fault

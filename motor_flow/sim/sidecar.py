@@ -137,5 +137,6 @@ class Sidecar(App):
     async def _serve(self, call: Exchange, kind: str, work: Callable[[Any], Awaitable[Any]]) -> None:
         body = await call.json()
         record = self.seen.add(Seen(call.path, body, call.headers, kind))
+        self.meet(call, record)
         with noted(record, call):
             await call.reply_json(await work(body))

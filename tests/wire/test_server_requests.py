@@ -35,7 +35,7 @@ async def test_scope_says_what_the_request_says(autojump_clock):
     assert scope["query_string"] == b"x=%20&y"
     assert scope["root_path"] == ""
     assert scope["headers"] == [(b"host", b"test"), (b"x-two", b"1"), (b"x-two", b"2"), (b"empty", b"")]
-    assert scope["extensions"] == {}
+    assert scope["extensions"] == {"http.reset": {}}
 
 
 @pytest.mark.parametrize(
