@@ -12,9 +12,11 @@ import itertools
 import pytest
 import trio
 
+from motor_flow.effects.context import RequestRun
+from motor_flow.effects.stream import stream_effects
 from motor_flow.sim.faults import Fault
 from motor_flow.views.parity.compare import differences
-from tests.scripted import DONE, END, SSE_END, SSE_HEAD, Scripted, error, tokens
+from tests.scripted import DONE, SSE_END, SSE_HEAD, Scripted, error, tokens
 from tests.world import CHAT, TEXT, make_world
 
 USAGE = {"stream_options": {"include_usage": True}}
@@ -185,10 +187,13 @@ async def test_an_engine_that_is_gone_for_good(nursery, autojump_clock):
         assert got.error is None
         check_same(got, want)
     gone = world.app.registry.of_role("union")[0]
-    assert not gone.breaker.closed
-    world.engines[0].dead_until = 0.0
+    assert gone.breaker.state == "opened"
     await trio.sleep(40)
+    assert (gone.breaker.state, gone.breaker.pause_s) == ("opened", 60)
+    world.engines[0].dead_until = 0.0
+    await trio.sleep(65)
     assert gone.breaker.closed
+    assert gone.breaker.failures == gone.breaker.threshold - 1  # on trial
     await world.check()
 
 
@@ -356,15 +361,35 @@ async def test_semantic_ids_never_leave_for_the_native_route(nursery, autojump_c
 
 
 @pytest.mark.parametrize("relayed", [True, False])
-async def test_a_sibling_becomes_visible_while_everything_is_rolled_back(nursery, autojump_clock, relayed):
-    """Its chunk is derendered already when the other prompt's engine fails: nothing visible may be taken back."""
-    config = {"stream_config": {"per_prompt_relay": relayed}, "exception_config": {"retry_delay": 0}}
-    world = await make_world(nursery, engines=2, sidecar={"derender_s": 0.05}, config=config)
-    good = [SSE_HEAD, tokens(630), 1.0, tokens(595, finish="length"), DONE, SSE_END]
-    Scripted(world, "engine-1", {"/generate": [good, good]})
-    Scripted(world, "engine-2", {"/generate": [[SSE_HEAD, tokens(5), 0.05, END], good]})
-    got = await world.stream(TEXT, PLAIN | {"prompt": ["a", "b"], "max_tokens": 2})
+async def test_a_sibling_becomes_visible_while_everything_is_rolled_back(nursery, autojump_clock, monkeypatch, relayed):
+    """Its chunk is derendered in the very moment in which the other prompt breaks: nothing visible is taken back."""
+    config = {"stream_config": {"per_prompt_relay": relayed, "sse_keep_alive_interval": 1}}
+    world = await make_world(nursery, engines=2, config=config)
+    body = PLAIN | {"prompt": ["a", "b"], "max_tokens": 8}
+    want = await world.stream(TEXT, body)
+    decided = trio.Event()
+    derender = stream_effects.run["derendering"]
+    blame = RequestRun.blame
+
+    async def until_decided(stream):
+        reported = await derender(stream)
+        if stream.index == 0:
+            await decided.wait()
+        return reported
+
+    def blame_late(run):
+        decided.set()
+        blame(run)
+
+    monkeypatch.setitem(stream_effects.run, "derendering", until_decided)
+    monkeypatch.setattr(RequestRun, "blame", blame_late)
+    world.engines[1].first_token_s = 3.0  # the barrier opens without it
+    world.engines[1].faults.add(Fault("eof", on="generate"))
+    got = await world.stream(TEXT, body)
     assert got.status == 200
     assert got.body.count(b"[DONE]") == 1
-    assert (got.error is None) == relayed
+    if relayed:
+        check_same(got, want)
+    else:
+        assert got.error["stage"] == "generate"
     await world.check()
