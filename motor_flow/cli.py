@@ -12,9 +12,12 @@ Source: contract section 1.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from motor_flow.sim.faults import Plan
 
 app = typer.Typer(
     name="motor-flow",
@@ -50,6 +53,13 @@ def options(
 SimPort = Annotated[int, typer.Option(help="0: a free one, named on the ready line.")]
 SimHost = Annotated[str, typer.Option(help="Address to listen on.")]
 SimLength = Annotated[int, typer.Option(min=1, help="Context length in tokens.")]
+# A test holds this list to motor_flow.sim.faults.KINDS, which is not imported for the sake of a quick --help.
+FAULT_HELP = (
+    "What is to go wrong with a call, and when; repeat for more. Kinds: reset, status, late, cut, bytes, eof, done, "
+    "lost, stall, error, garbage, oversized, abort, recomputed, slow, die. Keys: after (events), seconds, status, "
+    'times, skip (calls), on (generate, native, render, derender, any). Example: "cut after=5 times=2".'
+)
+FaultLines = Annotated[list[str] | None, typer.Option("--fault", metavar="KIND [KEY=VALUE ...]", help=FAULT_HELP)]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="JSON file; without it, the embedded cluster.")]
 
 
@@ -68,6 +78,21 @@ def serve(
 
 
 @app.command()
+def demo(
+    *,
+    pace: Annotated[float, typer.Option(min=0, max=1, help="Seconds between two tokens.")] = 0.03,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    log: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the logs there; else they are dropped.")
+    ] = None,
+) -> None:
+    """Watch a streamed answer survive the death of its engine; exit 1 if the client could tell."""
+    from motor_flow.views.demo import run_demo
+
+    raise typer.Exit(run_demo(pace, as_json=as_json, log=log))
+
+
+@app.command()
 def diagram(
     machine: Annotated[str | None, typer.Argument(help="request or stream; without it, all.")] = None,
     form: Annotated[str, typer.Option("--format", help="What to print: mermaid, md, dot or svg.")] = "mermaid",
@@ -82,13 +107,23 @@ def diagram(
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Option("--config", help="JSON file.")],
+    *,
+    config: Annotated[Path | None, typer.Option("--config", help="JSON file: probe everything it names.")] = None,
+    sim: Annotated[bool, typer.Option("--sim", help="Play random faults on simulators, in virtual time.")] = False,
+    requests: Annotated[int, typer.Option(min=1, help="With --sim: how many.")] = 2000,
+    seed: Annotated[int, typer.Option(help="With --sim: the same seed, the same campaign.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Validate a configuration and probe everything it names; exit 3 if something is unfit."""
-    from motor_flow.views.check import run_check
+    """Probe a deployment, or put the Coordinator itself to the test; exit 3 if something is unfit."""
+    if sim == (config is not None):
+        raise typer.BadParameter("give either --config FILE or --sim")
+    if config is not None:
+        from motor_flow.views.check import run_check
 
-    raise typer.Exit(run_check(config, as_json=as_json))
+        raise typer.Exit(run_check(config, as_json=as_json))
+    from motor_flow.views.campaign.run import run_campaign
+
+    raise typer.Exit(run_campaign(requests, seed, as_json=as_json))
 
 
 @sim_app.command("engine")
@@ -101,11 +136,13 @@ def sim_engine(
     first_token: Annotated[float, typer.Option(min=0, help="Seconds before the first token.")] = 0.0,
     max_model_len: SimLength = 4096,
     scale_out: Annotated[bool, typer.Option(help="Offer the token-only routes.")] = True,
+    fault: FaultLines = None,
 ) -> None:
     """A token engine that speaks vLLM's protocol."""
     from motor_flow.views.simulate import engine, run_simulator
 
     app = engine(name=name, pace_s=pace, first_token_s=first_token, max_model_len=max_model_len, scale_out=scale_out)
+    _plan(app.faults, fault)
     raise typer.Exit(run_simulator(app, "engine", host, port))
 
 
@@ -115,11 +152,23 @@ def sim_sidecar(
     host: SimHost = "127.0.0.1",
     max_model_len: SimLength = 4096,
     parsers: Annotated[bool, typer.Option(help="Parse reasoning and tool calls.")] = True,
+    fault: FaultLines = None,
 ) -> None:
     """A Render/Derender sidecar that speaks vLLM's protocol."""
     from motor_flow.views.simulate import run_simulator, sidecar
 
-    raise typer.Exit(run_simulator(sidecar(max_model_len=max_model_len, parsers=parsers), "sidecar", host, port))
+    app = sidecar(max_model_len=max_model_len, parsers=parsers)
+    _plan(app.faults, fault)
+    raise typer.Exit(run_simulator(app, "sidecar", host, port))
+
+
+def _plan(faults: Plan, lines: list[str] | None) -> None:
+    from motor_flow.views.simulate import BadFault, plan
+
+    try:
+        plan(faults, lines or ())
+    except BadFault as bad:
+        raise typer.BadParameter(str(bad), param_hint="'--fault'") from None
 
 
 @config_app.command("schema")

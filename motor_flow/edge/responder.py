@@ -158,9 +158,11 @@ class HttpResponder:
         """Write a comment whenever nothing was written for `interval_s`. One task per stream."""
         await self._sealed.wait()
         while True:
-            silent_s = trio.current_time() - self._written_at
-            if silent_s >= interval_s and not self._waiting and not self._ending:
+            due = self._written_at + interval_s  # compared as it is slept to: a difference might round to no sleep
+            if trio.current_time() < due:
+                await trio.sleep_until(due)
+                continue
+            if not self._waiting and not self._ending:
                 self._waiting.append(KEEP_ALIVE_COMMENT)
                 self._bell.ring()
-                silent_s = 0.0
-            await trio.sleep(interval_s - silent_s if silent_s < interval_s else interval_s)
+            await trio.sleep(interval_s)

@@ -25,7 +25,7 @@ class Event(NamedTuple):
         raw: its JSON.
         ids: its token ids; may be empty.
         finish: the engine's finish reason, on the last one.
-        lone: holds a marker token, so that it is not merged with others.
+        lone: holds a marker token or ends a parsed answer, so that it is not merged with others.
 
     """
 

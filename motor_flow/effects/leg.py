@@ -108,7 +108,9 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int] 
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
     ids = choice.token_ids or []
     leg.completion_tokens += len(ids)
-    inbox.put(Event(raw, ids, choice.finish_reason, markers is not None and not markers.isdisjoint(ids)))
+    # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
+    lone = markers is not None and (choice.finish_reason is not None or not markers.isdisjoint(ids))
+    inbox.put(Event(raw, ids, choice.finish_reason, lone))
 
 
 async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 SLOW_PIECE_BYTES = 16
+DELIVERY_S = 0.001  # a reset takes along what the peer has not read yet
 DONE = b"data: [DONE]\n\n"
 _SERVER = (b"server", b"uvicorn")
 
@@ -193,6 +194,7 @@ class Exchange:
             case "cut" | "bytes" | "eof" | "done" | "lost" | "error":
                 await self._head(200, [_SERVER, (b"content-length", str(len(body)).encode())])
                 await self._write(body[: len(body) // 2])
+                await trio.sleep(DELIVERY_S)
                 await self.reset()
                 raise Played
             case _:
@@ -249,6 +251,7 @@ class Exchange:
         if data and self._bytes <= fault.after:
             return
         await self._write(data[:left])
+        await trio.sleep(DELIVERY_S)
         await self.reset()
         raise Played
 
@@ -295,9 +298,10 @@ class App:
         with trio.CancelScope() as life:
             self._lives.add(life)
             try:
-                await self._dispatch(call)
-            except Refusal as refusal:
-                await call.reply(refusal.encode(), status=refusal.status)
+                try:
+                    await self._dispatch(call)
+                except Refusal as refusal:
+                    await call.reply(refusal.encode(), status=refusal.status)
             except (ClientGone, Played):
                 return
             finally:

@@ -104,7 +104,7 @@ class Fault:
             BadFault: it is not of the form `KIND [key=value ...]`.
 
         """
-        kind, *pairs = line.split()
+        kind, *pairs = line.split() or [""]
         if kind not in KINDS:
             raise BadFault(f"{kind!r} is no fault; there are: {', '.join(KINDS)}")
         fault = cls(kind)
@@ -140,7 +140,7 @@ class Plan:
 
     def take(self, call: Seen) -> Fault | None:
         """The fault of this call, if there is one."""
-        for fault in self._faults:
+        for fault in [each for each in self._faults if each.times > 0]:  # it may be in other plans too
             if fault.on not in (EVERY, call.kind) or not fault.only(call):
                 continue
             if fault.skip:
@@ -157,7 +157,9 @@ def ended(data: bytes, finish: str, stop_reason: str | None) -> bytes:
     """An event or a whole answer, with this end instead of its tokens."""
     prefix = b"data: " if data.startswith(b"data: ") else b""
     body = msgspec.json.decode(data.removeprefix(b"data: "))
-    for choice in body.get("choices") or ():
+    if not isinstance(body, dict) or not body.get("choices"):
+        return data  # nothing in it ends: Render's answer, or an event that tells the usage
+    for choice in body["choices"]:
         choice |= {"finish_reason": finish, "stop_reason": stop_reason}
         for key, empty in (("token_ids", []), ("text", ""), ("delta", {}), ("logprobs", None)):
             if prefix and key in choice:

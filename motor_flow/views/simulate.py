@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterable
 from typing import Literal
 
 import trio
@@ -17,11 +18,13 @@ import trio
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.server import Server
 from motor_flow.sim.engine import Engine
+from motor_flow.sim.faults import BadFault, Fault, Plan
 from motor_flow.sim.sidecar import Sidecar
 
 EXIT_FAILED = 1
 HOST = "127.0.0.1"
 Kind = Literal["engine", "sidecar"]
+__all__ = ["BadFault", "engine", "plan", "run_simulator", "sidecar"]
 
 
 def run_simulator(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
@@ -58,3 +61,16 @@ def engine(*, name: str, pace_s: float, first_token_s: float, max_model_len: int
 def sidecar(*, max_model_len: int, parsers: bool) -> Sidecar:
     """A Render/Derender sidecar."""
     return Sidecar(max_model_len=max_model_len, parsers=parsers)
+
+
+def plan(faults: Plan, lines: Iterable[str]) -> None:
+    """Let these things go wrong.
+
+    Raises:
+        BadFault: a line does not describe one.
+
+    """
+    for line in lines:
+        if not line.strip():
+            raise BadFault("an empty line describes no fault")
+        faults.add(Fault.read(line))

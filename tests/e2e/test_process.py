@@ -210,6 +210,59 @@ def test_usage():
     assert run("serve", "--port", "many").returncode == 2
 
 
+def test_the_demo_for_programs():
+    result = run("demo", "--json", "--pace", "0.005")
+    assert (result.returncode, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert (told["same"], told["relayed"], told["error"]) == (True, True, None)
+    assert [each["state"] for each in told["states"]] == [
+        *("rendering", "admitted", "scheduled", "generating", "relaying"),
+        *("scheduled", "generating", "committed", "completed"),
+    ]
+    assert told["text"].split() == [str(number) for number in range(1, 61)]
+    assert told["died"] != told["attempts"][1]["engine"]
+    assert 0 < told["gap_ms"] < 5000
+
+
+def test_the_demo_in_a_pipe_moves_no_cursor(tmp_path):
+    log = tmp_path / "demo.log"
+    result = run("demo", "--pace", "0.002", "--log", str(log))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "\x1b" not in result.stdout
+    assert "-> relaying" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("OK: ")
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()].count("request.end") == 2
+
+
+def test_the_demo_ends_at_a_signal():
+    child = subprocess.Popen([*MOTOR_FLOW, "demo", "--pace", "1"], stdout=subprocess.PIPE, text=True)
+    with child:
+        assert "undisturbed" in child.stdout.readline()
+        child.terminate()
+        assert child.wait(10) == 143
+
+
+@pytest.mark.parametrize("kind", ["engine", "sidecar"])
+@pytest.mark.parametrize(("line", "said"), [("explode", "is no fault"), ("cut after=x", "not a number"), ("", "empty")])
+def test_a_bad_fault_is_a_usage_error(kind, line, said):
+    result = run("sim", kind, "--fault", "reset", "--fault", line)
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_faults_of_a_simulator():
+    arguments = ("sim", "engine", "--port", str(port := free_port()), "--fault", "status status=503 on=native")
+    child = subprocess.Popen([*MOTOR_FLOW, *arguments, "--fault", "status status=429 on=native"])
+    try:
+        wait_for_port(port)
+        body = BODY | {"stream": False, "max_tokens": 3}
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        assert [httpx.post(url, json=body).status_code for _ in range(3)] == [503, 429, 200]
+    finally:
+        child.terminate()
+        assert child.wait(10) == 0
+
+
 def test_config_verbs(tmp_path):
     schema = json.loads(run("config", "schema").stdout)
     assert "render_config" in schema["properties"]
