@@ -1,6 +1,7 @@
 """What does an instance's circuit breaker do in each state of its machine?
 
 Requests report failures to the instance's `Breaker`; here it is decided when that is too many, and when it is over.
+Whatever a state waits for, it ends when the instance has left the registry.
 
 Source: contract section 7 (Breaker).
 """
@@ -42,36 +43,47 @@ instance_effects: Effects[InstanceRun] = Effects(INSTANCE)
 
 
 @instance_effects.on("available")
-async def count_failures(run: InstanceRun) -> Literal["tripped"]:
+async def count_failures(run: InstanceRun) -> Literal["tripped", "retire"]:
     """Until there are too many in a row."""
     breaker = run.instance.breaker
-    while breaker.failures < breaker.threshold:
-        await breaker.reported.wait()
-    return "tripped"
+    with run.instance.left.scope():
+        while breaker.failures < breaker.threshold:
+            await breaker.reported.wait()
+        return "tripped"
+    return "retire"
 
 
 @instance_effects.on("opened")
-async def keep_away(run: InstanceRun) -> Literal["due"]:
+async def keep_away(run: InstanceRun) -> Literal["due", "retire"]:
     """No work for a time."""
     breaker = run.instance.breaker
     _log.warning("breaker.open", instance=run.instance.name, openings=breaker.openings, seconds=breaker.pause_s)
-    await trio.sleep(breaker.pause_s)
-    return "due"
+    with run.instance.left.scope():
+        await trio.sleep(breaker.pause_s)
+        return "due"
+    return "retire"
 
 
 @instance_effects.on("probing")
-async def ask_health(run: InstanceRun) -> Literal["recovered", "relapsed"]:
+async def ask_health(run: InstanceRun) -> Literal["recovered", "relapsed", "retire"]:
     """Does it live? Whether it works, the next request will tell."""
+    with run.instance.left.scope():
+        complaint = await _complaint(run)
+        if complaint is not None:
+            _log.warning("breaker.relapsed", instance=run.instance.name, detail=complaint)
+            return "relapsed"
+        _log.info("breaker.closed", instance=run.instance.name)
+        return "recovered"
+    return "retire"
+
+
+async def _complaint(run: InstanceRun) -> str | None:
+    """Why it does not seem to live."""
     try:
         reply = await run.http.call("GET", run.instance.url + HEALTH_PATH, timeout_s=HEALTH_TIMEOUT_S)
     except TransportFault as fault:
-        _log.warning("breaker.relapsed", instance=run.instance.name, detail=str(fault))
-        return "relapsed"
-    if reply.status != 200:
-        _log.warning("breaker.relapsed", instance=run.instance.name, detail=f"HTTP {reply.status}")
-        return "relapsed"
-    _log.info("breaker.closed", instance=run.instance.name)
-    return "recovered"
+        return str(fault)
+    return None if reply.status == 200 else f"HTTP {reply.status}"
 
 
 instance_effects.seal()

@@ -46,6 +46,8 @@ async def generate(run: RequestRun) -> Literal["generated"]:
                 assert prompt.attempt.error is not None
                 raise prompt.attempt.error
         if all(prompt.progress == "done" for prompt in run.prompts):
+            if run.grant is not None:
+                run.grant.close()  # a slow client, or Derender, keeps nobody else waiting
             return "generated"
         await run.reports.wait()
 
@@ -93,7 +95,7 @@ async def _back_off(run: RequestRun, prompts: list[PromptRun]) -> None:
     services = run.services
 
     def fresh(prompt: PromptRun) -> bool:
-        return services.scheduler.has_fresh("union", run.route, Experience(prompt.tried, prompt.avoid))
+        return services.scheduler.has_fresh(run.route, Experience(prompt.tried, prompt.avoid))
 
     if all(prompt.spent or fresh(prompt) for prompt in prompts):
         await trio.lowlevel.checkpoint()

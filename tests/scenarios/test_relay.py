@@ -46,6 +46,7 @@ SHAPES = {
     "min tokens": (TEXT, PLAIN | {"min_tokens": 25, "ignore_eos": False}),
     "emoji": (CHAT, TALK | USAGE | {"messages": [{"role": "user", "content": "你好 🎉🚀 emoji 家"}]}),
 }
+HIDDEN = {"enable": True, "seed_content": "a seed", "vocab_size": 646, "token_white_list": [0, 2]}
 KINDS = ("cut", "eof", "done", "stall", "error", "garbage", "abort", "recomputed", "die")
 
 
@@ -342,10 +343,9 @@ async def test_another_instance_lacks_it_too_in_mid_stream(nursery, autojump_clo
 # --- obfuscated requests --------------------------------------------------------------------------
 
 
-async def test_semantic_ids_never_leave_for_the_native_route(nursery, autojump_clock, monkeypatch):
+async def test_semantic_ids_never_leave_for_the_native_route(nursery, autojump_clock):
     """Without Render, or without a token-only engine, an obfuscated request ends."""
-    world = await make_world(nursery, engines=1, config={"token_obfuscation_config": {"enable": True}})
-    monkeypatch.setattr(world.app._inference, "_refusal", None)
+    world = await make_world(nursery, engines=1, config={"token_obfuscation_config": HIDDEN})
     Scripted(world, "engine-1", {"/generate": [[error(403, "x", "PermissionDeniedError")]]})
     got = await world.ask(CHAT, TALK)
     assert (got.status, got.error["stage"]) == (501, "schedule")
