@@ -241,7 +241,7 @@ class RequestFacts:
         """Each broken prompt may go on elsewhere, for itself."""
         if len(self.prompts) > 1 and not self.per_prompt_relay:
             return False
-        return all(
+        return any(self.broken) and all(
             prompt.spent or (prompt.attempts < self.attempts_max and _curable(prompt) and prompt.may_continue)
             for prompt in self.broken
         )

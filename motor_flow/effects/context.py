@@ -274,5 +274,6 @@ class RequestRun(RequestFacts):
         """From here on the request is one prompt that only the engine can read."""
         # Without super(): slotted dataclasses are made anew, and zero-argument super() would miss that.
         RequestFacts.go_native(self)
-        self.barrier = None
+        if not self.responder.sealed:  # else the 200 has gone, and nothing keeps the next attempt back
+            self.barrier = None
         self.prompts = [PromptRun(None, attempts=self.attempt)]

@@ -144,6 +144,7 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
     assert barrier is not None
     barrier.head(leg.prompt)
     choices = Choices(run.envelope.n * run.envelope.prompts)
+    roles_said = run.responder.sealed  # by an attempt through the chain, which came to nothing visible
     while not choices.complete:
         events = await reader.next()
         if not events:
@@ -154,7 +155,8 @@ async def _relay_events(run: RequestRun, leg: Leg, reader: EventReader) -> None:
             event = _client_event(run, leg, raw, choices)  # a fault in the first one is still told by the status
             barrier.first(leg.prompt)
             await barrier.open.wait()
-            await _show(run, event)
+            if not (roles_said and event.role_only):
+                await _show(run, event)
     with suppress(EngineError):
         for raw in await reader.rest():
             await _show(run, _client_event(run, leg, raw, choices))
@@ -175,11 +177,13 @@ class _ClientEvent(NamedTuple):
     Attributes:
         sse: empty when it is none of the client's.
         visible: it bears tokens, or an end.
+        role_only: it says who speaks, and nothing else.
 
     """
 
     sse: bytes
     visible: bool
+    role_only: bool = False
 
 
 class Choices:
@@ -228,7 +232,8 @@ def _client_event(run: RequestRun, leg: Leg, raw: bytes, choices: Choices) -> _C
     event["choices"] = [_clean_choice(run, choice) for choice in event.get("choices") or ()]
     shown = {k: v for k, v in without_transfer(event).items() if v is not None or k in _TOP_NULLS}
     visible = any(_bears_tokens(choice) for choice in event["choices"])
-    return _ClientEvent(b"data: %b\n\n" % _encode(shown), visible)
+    role_only = bool(event["choices"]) and not visible and all("delta" in choice for choice in event["choices"])
+    return _ClientEvent(b"data: %b\n\n" % _encode(shown), visible, role_only)
 
 
 def _bears_tokens(choice: Any) -> bool:
