@@ -40,7 +40,8 @@ def vllm(tmp_path_factory):
             started.append((stack.enter_context(real.running(command, log)), log, port))
         for child, log, port in started:
             real.wait_for(f"http://127.0.0.1:{port}/health", child, log)
-        yield SimpleNamespace(sidecar=sidecar, engine=engine, model=model, native=f"http://127.0.0.1:{engine}")
+        native = f"http://127.0.0.1:{engine}"
+        yield SimpleNamespace(sidecar=sidecar, engine=engine, model=model, native=native, venv=venv)
 
 
 @pytest.fixture(scope="session")

@@ -70,4 +70,3 @@ def test_a_stale_replay_is_caught(monkeypatch):
 
     monkeypatch.setattr(placing, "plan", stale)
     assert any("differs" in problem.text for problem in campaign(48, 7).problems)
-

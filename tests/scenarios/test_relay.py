@@ -393,3 +393,17 @@ async def test_a_sibling_becomes_visible_while_everything_is_rolled_back(nursery
     else:
         assert got.error["stage"] == "generate"
     await world.check()
+
+
+async def test_a_sealed_stream_goes_native_when_the_next_engine_lacks_the_route(nursery, autojump_clock):
+    """The 200 and the role have gone, no token has: the answer comes natively, and the role is not said again."""
+    config = {"stream_config": {"sse_keep_alive_interval": 1}}
+    world = await make_world(nursery, engines=2, config=config)
+    want = await world.stream(CHAT, TALK)
+    world.app.services.scheduler._policy._next.clear()
+    Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, 2.5, SSE_END]]})
+    Scripted(world, "engine-2", {"/generate": [[error(403, "x", "PermissionDeniedError")]]})
+    got = await world.stream(CHAT, TALK)
+    check_same(got, want)
+    assert sum("role" in choice["delta"] for chunk in got.chunks for choice in chunk["choices"]) == 1
+    await world.check()
