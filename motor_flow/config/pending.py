@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-PENDING = (
-    "inference_workers_config",
-)
+PENDING = ("inference_workers_config",)
 
 
 def without_effect(given: Iterable[str]) -> list[str]:

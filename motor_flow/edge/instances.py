@@ -51,6 +51,7 @@ class InstanceRoutes:
                 "url": each.url,
                 "state": each.state,
                 "requests": each.requests,
+                "load_tokens": each.load_tokens,
                 "token_only": each.token_only,
                 "dispatch_profile": each.profile,
                 "kv_connector": each.kv_connector,

@@ -35,7 +35,9 @@ def record(flow: Flow[RequestRun], failure: Failure | None) -> None:
     metrics, marks = run.services.metrics, run.marks
     now = trio.current_time()
     status = 200 if flow.state == "completed" else CLIENT_GONE_STATUS if error is None else error.status
-    metrics.requests.labels(run.envelope.api, "true" if run.stream else "false", run.topology, run.route, str(status)).inc()
+    metrics.requests.labels(
+        run.envelope.api, "true" if run.stream else "false", run.topology, run.route, str(status)
+    ).inc()
     source = flow.trace[-1][0].source
     for phase, seconds, ok in _phases(marks, now, completed=flow.state == "completed", committed=source == "committed"):
         metrics.phase(phase, seconds, ok=ok)

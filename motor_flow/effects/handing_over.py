@@ -1,7 +1,8 @@
 """What becomes of the KV that a prefill engine holds for us?
 
-A ticket is used once, by one decode leg, within its lease; whatever else happens to the attempt, its holder is told at once
-that nobody will come: by abort where aborting frees the blocks, and by a one-token decode where only a pull does (Nixl).
+A ticket is used once, by one decode leg, within its lease; whatever else happens to the attempt, its holder is told
+at once that nobody will come: by abort where aborting frees the blocks, and by a one-token decode where only a pull
+does (Nixl).
 
 Source: MindIE Motor (abandoned tickets hold memory for minutes); vLLM 0.33 NixlConnector.
 """

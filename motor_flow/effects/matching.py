@@ -23,9 +23,11 @@ from motor_flow.scheduling.policy import Demand
 
 
 async def survey(run: RequestRun) -> None:
-    """Set the demand of every prompt that waits. Always a checkpoint."""
+    """Set the demand of every prompt that waits for an engine. Always a checkpoint."""
     await trio.lowlevel.checkpoint()
-    waiting = [prompt for prompt in run.prompts if prompt.progress == "waiting"]
+    waiting = [each for each in run.prompts if each.progress == "waiting" and not (each.attempts and each.spent)]
+    if not waiting:
+        return
     tokens = [need.known + need.guessed for need in needs(run, run.services.unasked_output_tokens)]
     conductor = run.services.conductor
     if conductor is None:

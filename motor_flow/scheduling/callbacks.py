@@ -1,7 +1,8 @@
 """Which decode engine's callback belongs to which attempt?
 
-A decode engine in Trigger calls back with its own request id (which is ours, behind vLLM's prefix) and the attempt number of
-the URL it was given. One entry per prompt that runs: a callback of an older attempt finds a newer one and is stale.
+A decode engine in Trigger calls back with its own request id (which is ours, behind vLLM's prefix) and the attempt
+number of the URL it was given. One entry per prompt that runs: a callback of an older attempt finds a newer one and
+is stale.
 
     expect ──► callback ──► answered        the second time the same answer
                   └──────► failed

@@ -1,8 +1,8 @@
 """Which topologies could serve an attempt right now?
 
-Chosen for each attempt from what is alive: a pair while prefill and decode instances fit together and are well, else one
-instance alone. Clusters in which prefill and decode instances follow different protocols are refused: a guess would
-strand KV.
+Chosen for each attempt from what is alive: a pair while prefill and decode instances fit together and are well, else
+one instance alone. Clusters in which prefill and decode instances follow different protocols are refused: a guess
+would strand KV.
 
 Source: MindIE Motor's selection and degradation order; contract section 2.
 """

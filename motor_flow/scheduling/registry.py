@@ -92,7 +92,7 @@ class Instance:
 
     @property
     def alone(self) -> bool:
-        """It can serve a request without a partner. A decode engine can if its connector leaves plain requests alone."""
+        """It can serve without a partner; a decode engine, if its connector leaves plain requests alone."""
         return self.role != "decode" or profile_of(None, self.kv_connector) is not None
 
     @property
@@ -195,7 +195,8 @@ class Registry:
     @property
     def schedulable(self) -> bool:
         """Something could serve a request."""
-        return any(i.standing == "available" for i in self._instances.values())
+        there = [i for i in self._instances.values() if i.standing == "available"]
+        return any(i.alone for i in there) or {"prefill", "decode"} <= {i.role for i in there}
 
     def missing(self, groups: Iterable[int]) -> list[int]:
         """Those of `groups` that are not registered."""

@@ -1,7 +1,7 @@
 """How does KV pass from a prefill engine to a decode engine?
 
-A fabric that all simulated engines share, with what makes a mistake visible: a ticket that is used twice, late or never is
-noted, and a decode without its KV sees other tokens, as stale blocks would make it.
+A fabric that all simulated engines share, with what makes a mistake visible: a ticket that is used twice, late or
+never is noted, and a decode without its KV sees other tokens, as stale blocks would make it.
 
 Source: vLLM 0.33 NixlConnector, vllm-ascend mooncake_connector and mooncake_layerwise_connector (fields and behaviour).
 """

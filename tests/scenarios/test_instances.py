@@ -103,6 +103,7 @@ async def test_add_and_del(nursery, autojump_clock):
             "url": "http://engine-2",
             "state": "available",
             "requests": 0,
+            "load_tokens": 0,
             "token_only": True,
             "dispatch_profile": None,
             "kv_connector": "",

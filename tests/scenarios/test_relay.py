@@ -400,9 +400,10 @@ async def test_a_sealed_stream_goes_native_when_the_next_engine_lacks_the_route(
     config = {"stream_config": {"sse_keep_alive_interval": 1}}
     world = await make_world(nursery, engines=2, config=config)
     want = await world.stream(CHAT, TALK)
-    world.app.services.scheduler._policy._next.clear()
-    Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, 2.5, SSE_END]]})
-    Scripted(world, "engine-2", {"/generate": [[error(403, "x", "PermissionDeniedError")]]})
+    for engine in world.engines:
+        engine.first_token_s = 2.5
+        engine.faults.add(Fault("eof", on="generate", only=lambda record: ".a1." in record.body["request_id"]))
+        engine.faults.add(Fault("status", status=403, on="generate", only=lambda r: ".a2." in r.body["request_id"]))
     got = await world.stream(CHAT, TALK)
     check_same(got, want)
     assert sum("role" in choice["delta"] for chunk in got.chunks for choice in chunk["choices"]) == 1

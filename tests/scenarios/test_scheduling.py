@@ -17,7 +17,7 @@ from motor_flow.sim.conductor import Conductor
 from motor_flow.sim.faults import Fault
 from motor_flow.sim.prefix_cache import BLOCK_TOKENS
 from motor_flow.telemetry.log import configure
-from tests.scripted import CUT, END, HANG, Scripted, reply
+from tests.scripted import CUT, END, HANG, SSE_END, SSE_HEAD, Scripted, reply, tokens
 from tests.world import CHAT, TEXT, make_world
 
 PORT = 13333
@@ -450,4 +450,16 @@ async def test_a_conductor_that_is_away_is_told_once(nursery, autojump_clock, li
     world.net.listen("conductor", PORT, Server(conductor).serve_stream)
     await trio.sleep(REGISTER_INTERVAL_S * 2)
     assert len(conductor.services) == 2
+    await world.check()
+
+
+async def test_a_finish_that_was_lost_asks_nobody(nursery, autojump_clock, lines):
+    """No engine is needed, so nobody is asked which."""
+    world = await affine_world(nursery, engines=2)
+    engine = Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, tokens(630), 0.1, tokens(595), 0.1, SSE_END]]})
+    got = await world.stream(TEXT, SHORT | {"prompt": LONG, "max_tokens": 2})
+    assert got.error is None
+    assert len(queries(world)) == 1
+    assert (len(engine.requests), asked(world)) == (1, [])
+    assert lines("conductor.no_token_ids") == []
     await world.check()

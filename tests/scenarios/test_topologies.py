@@ -1,7 +1,7 @@
-"""The same answers whoever reads the prompt and whoever writes: union, handoff, trigger; and what happens when one fails.
+"""The same answers whoever reads the prompt and whoever writes, also when one of them fails: union, handoff, trigger.
 
-MindIE Motor's sequences; contract sections 2 and 7. The fabric between simulated engines tells a ticket that was used twice,
-late, for another prompt or never; `World.check` asserts that none was.
+MindIE Motor's sequences; contract sections 2 and 7. The fabric between simulated engines tells a ticket that was used
+twice, late, for another prompt or never; `World.check` asserts that none was.
 """
 
 from __future__ import annotations
