@@ -298,6 +298,8 @@ async def test_callbacks_that_are_not_due(nursery, autojump_clock):
     again = await world.ask("/v1/metaserver?attempt=1", {"request_id": name}, to=at)
     assert (again.status, len(legs(world, "prefill"))) == (200, 1)
     await trio.sleep(5)
+    late = await world.ask("/v1/metaserver?attempt=1", {"request_id": name}, to=at)
+    assert late.status == 404
     await world.check()
 
 
