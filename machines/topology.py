@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Role = Literal["union", "prefill", "decode"]
 Profile = Literal["handoff", "trigger"]
@@ -73,8 +73,7 @@ class Alive:
     profile: Profile | None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A topology, and the role that takes the first leg (a hybrid one may run on any role)."""
 
     topology: Topology

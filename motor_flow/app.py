@@ -26,6 +26,7 @@ from motor_flow.edge.management import HEALTH_PATH, health, management_routes, o
 from motor_flow.edge.metaserver import metaserver_routes
 from motor_flow.edge.models import PATH as MODELS_PATH, ModelRoutes
 from motor_flow.edge.routes import Routes
+from motor_flow.effects.errands import Errands
 from motor_flow.effects.instance import InstanceRun, instance_effects
 from motor_flow.effects.ports import Services
 from motor_flow.effects.request import request_effects
@@ -109,6 +110,7 @@ class App:
         self.pool = Pool(dial or network())
         self.leases = LeaseLedger()
         self.callbacks = Callbacks()
+        self.errands = Errands()
         self.metrics = Metrics()
         self.journal = Journal()
         self.registry = Registry(Instance.of(section, config.breaker) for section in config.instances)
@@ -137,6 +139,7 @@ class App:
             local=LocalTokenizer(config.model.model_path, timeout_s),
             leases=self.leases,
             conductor=self._conductor(),
+            errands=self.errands,
             unasked_output_tokens=config.flow_control.unasked_output_tokens,
             flow=FlowControl(config.flow_control, self.leases) if config.flow_control.enable else None,
             context_budget=config.context_budget_mode == "on",
@@ -188,6 +191,7 @@ class App:
         Started when everything the configuration names has been probed, whatever was found.
         """
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.errands.run)
             for watched in self._watch.sidecars if self.config.render.enable else ():
                 nursery.start_soon(self._watch_sidecar, watched)
             for instance in self.registry:

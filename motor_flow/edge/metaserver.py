@@ -8,6 +8,7 @@ Source: MindIE Motor's metaserver; vllm-ascend mooncake_layerwise_connector.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -18,6 +19,7 @@ from motor_flow.edge.routes import JSON, Routes, read_body, respond
 from motor_flow.errors import UNREADABLE, ClientError
 from motor_flow.scheduling.callbacks import PATH, Callbacks, Expected, Stale, Unknown
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -62,6 +64,6 @@ def _params(body: bytes) -> dict[str, Any]:
 
 def _attempt(scope: Scope) -> int:
     values = parse_qs(scope["query_string"].decode("latin-1")).get("attempt", [])
-    if len(values) != 1 or not values[0].isdigit():
+    if len(values) != 1 or not _NUMBER.fullmatch(values[0]):
         raise ClientError("a callback's URL names one attempt", param="attempt")
     return int(values[0])

@@ -76,9 +76,13 @@ def _lost_finish(choice: int) -> Event:
 def _count_fault(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
     """For the breaker, one request's attempts on one instance are one failure."""
     assert attempt.error is not None
+    fault = attempt.error.fault
+    if fault in (Fault.NO_PARTNER, Fault.EXPIRED):
+        prompt.instance = None  # no instance has failed
+        return
     leg = next((leg for leg in attempt.legs if leg.error is attempt.error), attempt.leg)
     assert leg is not None
-    instance, fault = leg.instance, attempt.error.fault
+    instance = leg.instance
     prompt.instance = instance.id  # of two legs, the one that failed
     if fault is Fault.UNSUPPORTED and run.route == "token_only":
         instance.token_only = False

@@ -113,11 +113,13 @@ class Leg:
     cached_tokens: int | None = None
     held: ExitStack = field(default_factory=ExitStack)
     reason: str = ""
+    since: float = 0.0
     error: EngineError | None = None
 
     def hand_over(self) -> None:
         """Its work is done although its attempt goes on: it does not weigh on its instance any more."""
         self.held.close()
+        self.instance.breaker.succeeded()
 
 
 @dataclass(slots=True, eq=False)

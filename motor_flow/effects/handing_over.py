@@ -9,7 +9,7 @@ Source: MindIE Motor (abandoned tickets hold memory for minutes); vLLM 0.33 Nixl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from motor_flow.effects.leg import abandon
 from motor_flow.engine.ticket import Ticket
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.transfer import one_token
+from motor_flow.scheduling.registry import Instance
 from motor_flow.telemetry.log import get_logger
 
 RELEASE_S = 2.0
@@ -36,13 +37,15 @@ async def held(run: RequestRun, prefill: Leg, params: dict[str, Any]) -> AsyncIt
             yield ticket
         finally:
             if not ticket.used:
-                await _release(run, prefill, ticket)
+                attempt = run.prompts[prefill.prompt].attempt
+                failed = [leg.instance for leg in attempt.legs if leg.error is not None] if attempt is not None else []
+                run.services.errands.send(_release, run, prefill, ticket, failed)
 
 
-async def _release(run: RequestRun, prefill: Leg, ticket: Ticket) -> None:
+async def _release(run: RequestRun, prefill: Leg, ticket: Ticket, failed: Sequence[Instance]) -> None:
     instance = prefill.instance
     pulled = any(name in instance.kv_connector.lower() for name in PULLED)
-    done = await _pull(run, prefill, ticket) if pulled else await abandon(run.services.engines, prefill)
+    done = await _pull(run, prefill, ticket, failed) if pulled else await abandon(run.services.engines, prefill)
     _log.info(
         "ticket.released",
         request_id=run.identity.request_id,
@@ -52,20 +55,26 @@ async def _release(run: RequestRun, prefill: Leg, ticket: Ticket) -> None:
     )
 
 
-async def _pull(run: RequestRun, prefill: Leg, ticket: Ticket) -> bool:
+async def _pull(run: RequestRun, prefill: Leg, ticket: Ticket, failed: Sequence[Instance]) -> bool:
     """Have some decode engine take the KV, and throw it away."""
     services = run.services
-    decodes = [each for each in services.scheduler.of_role("decode") if each.breaker.closed]
+    # Closed breakers first, and last of all the one that has just failed.
+    decodes = sorted(
+        (each for each in services.scheduler.of_role("decode") if each.fits(prefill.instance)),
+        key=lambda each: (each in failed, not each.breaker.closed),
+    )
     if ticket.expired or prefill.plan is None or not decodes:
         return False
     body = generate_body(
         services.codec.physical(prefill.plan.ids),
         services.codec.physical_sampling(one_token(prefill.plan.sampling)),
-        services.codec.physical_rest({}),
+        services.codec.physical_rest({"cache_salt": f"{prefill.request_id}.x"}),
         request_id=f"{prefill.request_id}.x",
         stream=False,
         kv=ticket.params,
     )
     with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_S):
-        return await services.engines.ask(decodes[0].url + GENERATE_PATH, body)
+        for decode in decodes:
+            if await services.engines.ask(decode.url + GENERATE_PATH, body):
+                return True
     return False

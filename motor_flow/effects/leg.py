@@ -51,14 +51,13 @@ async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
 
 async def _pump(run: RequestRun, leg: Leg) -> None:
     services, barrier = run.services, run.barrier
-    asked_at = trio.current_time()
+    asked_at = leg.since
+    left_s = max(0.0, asked_at + services.patience.first_event_s - trio.current_time())
     assert barrier is not None
     body = _body(run, leg)
     url = leg.instance.url + GENERATE_PATH
     markers = run.capability.markers if run.chat else None
-    async with services.engines.open(
-        url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
-    ) as exchange:
+    async with services.engines.open(url, body, headers=leg_headers(run, leg), head_timeout_s=left_s) as exchange:
         barrier.head(leg.prompt)
         reader = EventReader(exchange, services.patience, asked_at)
         late: list[bytes] = []
@@ -140,18 +139,17 @@ async def prefill_leg(run: RequestRun, leg: Leg) -> dict[str, Any]:
     services, done = run.services, False
     try:
         with accounted(run, leg):
-            async with services.engines.open(
-                leg.instance.url + GENERATE_PATH,
-                _body(run, leg, answers=False),
-                headers=leg_headers(run, leg),
-                head_timeout_s=services.patience.first_event_s,
-            ) as exchange:
-                answer = _prefilled(leg, await read_whole(exchange))
-            done = True
-            return answer
+            with trio.move_on_after(services.patience.first_event_s):
+                async with services.engines.open(
+                    leg.instance.url + GENERATE_PATH, _body(run, leg, answers=False), headers=leg_headers(run, leg)
+                ) as exchange:
+                    answer = _prefilled(leg, await read_whole(exchange))
+                done = True
+                return answer
+            raise silent(services.patience.first_event_s)
     finally:
         if not done:  # it may hold KV by now that nobody knows of
-            await abandon(run.services.engines, leg)
+            run.services.errands.send(abandon, run.services.engines, leg)
 
 
 def _prefilled(leg: Leg, body: bytes) -> dict[str, Any]:
@@ -271,6 +269,11 @@ def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
         raise EngineError(f"the engine ended the request with finish reason {finish!r}", fault=Fault.ABORTED)
     if stop_reason == RECOMPUTED:
         raise EngineError("the engine gave the request up to recompute it", fault=Fault.RECOMPUTED)
+
+
+def silent(seconds: float) -> EngineError:
+    """Nothing came in time."""
+    return EngineError(f"the engine has been silent for {seconds:g} s", fault=Fault.SILENT, status=504)
 
 
 def ended() -> EngineError:

@@ -36,7 +36,8 @@ async def survey(run: RequestRun) -> None:
         known = await _matches(run, conductor, [_ids(run, prompt) for prompt in waiting])
     for prompt, matches in zip(waiting, known, strict=True):
         read = run.prompt_tokens if prompt.prompt is None else len(prompt.prompt.ids) + prompt.committed
-        prompt.demand = Demand(read, max(0, tokens[prompt.index] - read), matches.tokens, matches.why)
+        wanted = sum(tokens) if prompt.prompt is None else tokens[prompt.index]  # natively one leg does all of them
+        prompt.demand = Demand(read, max(0, wanted - read), matches.tokens, matches.why)
 
 
 def _ids(run: RequestRun, prompt: PromptRun) -> SemanticIds | None:

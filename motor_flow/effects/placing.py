@@ -71,11 +71,13 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
     choice = run.services.scheduler.choose(
         run.route,
         Experience(prompt.tried, prompt.avoid),
-        pairs=_divisible(prompt),
+        pairs=divisible(prompt),
     )
     if choice.topology is TRIGGER and run.stream and len(run.prompts) > 1 and not run.obfuscated:
         # The RFC's rule: one decode engine would have to call back for every prompt of one stream.
-        raise NoTokenEngine("a streamed list of prompts takes the native route in Trigger")
+        if not run.visible:
+            raise NoTokenEngine("a streamed list of prompts takes the native route in Trigger")
+        choice = run.services.scheduler.choose(run.route, Experience(prompt.tried, prompt.avoid), pairs=False)
     prompt.attempt.topology = choice.topology
     leg = prompt.attempt.leg = reserve(run, prompt, prompt.attempt, choice.role)
     if before is not None:
@@ -93,7 +95,7 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
         )
 
 
-def _divisible(prompt: PromptRun) -> bool:
+def divisible(prompt: PromptRun) -> bool:
     """It can be split into prefill and decode: one prompt's KV is used once, by one choice.
 
     A native request is served whole by one instance: its engines render it themselves, so two legs could disagree.
@@ -110,8 +112,9 @@ def reserve(run: RequestRun, prompt: PromptRun, attempt: Attempt, role: Role) ->
     """
     services = run.services
     pair = attempt.topology.profile
+    first = attempt.leg.instance if attempt.leg is not None else None
     experience = Experience(prompt.tried, prompt.avoid)
-    placement = services.scheduler.place(role, run.route, experience, prompt.demand, pair=pair)
+    placement = services.scheduler.place(role, run.route, experience, prompt.demand, pair=pair, partner=first)
     instance = placement.instance
     held = attempt.held.enter_context(ExitStack())
     held.enter_context(placement.charge)
@@ -136,4 +139,5 @@ def reserve(run: RequestRun, prompt: PromptRun, attempt: Attempt, role: Role) ->
         inboxes=[stream.inbox for stream in prompt.streams],
         held=held,
         reason=placement.reason,
+        since=trio.current_time() if attempt.leg is None else attempt.leg.since,
     )

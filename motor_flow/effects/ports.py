@@ -11,6 +11,7 @@ from typing import Protocol
 
 from motor_flow.derender.client import DerenderClient
 from motor_flow.derender.normalise import ReasoningField
+from motor_flow.effects.errands import Errands
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
 from motor_flow.obfuscation.codec import TokenCodec
@@ -90,6 +91,7 @@ class Services:
     local: LocalTokenizer
     leases: LeaseLedger
     conductor: Conductor | None
+    errands: Errands
     flow: FlowControl | None
     unasked_output_tokens: int
     context_budget: bool

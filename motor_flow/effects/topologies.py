@@ -18,7 +18,7 @@ from machines.faults import Fault
 from machines.topology import HANDOFF, TRIGGER, UNION, Role, Topology
 from motor_flow.effects.context import Attempt, Leg, PromptRun, RequestRun
 from motor_flow.effects.handing_over import held
-from motor_flow.effects.leg import fetch_whole_leg, prefill_leg, read_stream_leg
+from motor_flow.effects.leg import abandon, fetch_whole_leg, prefill_leg, read_stream_leg, silent
 from motor_flow.effects.native import native_answer
 from motor_flow.effects.placing import reserve
 from motor_flow.engine.transfer import KEY, REMOTE_DECODE, is_ticket, remote_prefill, turned_round
@@ -47,6 +47,7 @@ async def _handoff(run: RequestRun, prompt: PromptRun, attempt: Attempt, prefill
     prefill.kv = REMOTE_DECODE
     params = (await prefill_leg(run, prefill)).get(KEY)
     if not is_ticket(params):
+        run.services.errands.send(abandon, run.services.engines, prefill)  # it may hold something all the same
         raise EngineError("the prefill engine gave no KV to hand over", fault=Fault.PROTOCOL)
     prefill.hand_over()
     async with held(run, prefill, params) as ticket:
@@ -70,12 +71,23 @@ async def _trigger(run: RequestRun, prompt: PromptRun, attempt: Attempt, decode:
 
 
 async def _prefill_when_called(run: RequestRun, prompt: PromptRun, attempt: Attempt, expected: Expected) -> None:
-    await expected.called.wait()
-    assert expected.params is not None
+    decode, patience_s = attempt.leg, run.services.patience.first_event_s
+    assert decode is not None
+    with trio.move_on_after(patience_s):
+        await expected.called.wait()
+    if expected.params is None:
+        if decode.completion_tokens:
+            return  # it needed no KV
+        raise silent(patience_s)
     prefill = _second(run, prompt, attempt, "prefill")
     prefill.kv = turned_round(expected.params)
     attempt.prefill = prefill
-    answer = await prefill_leg(run, prefill)
+    try:
+        answer = await prefill_leg(run, prefill)
+    except EngineError:
+        if decode.completion_tokens:
+            return  # the KV has arrived all the same
+        raise
     prefill.hand_over()
     expected.resolve(msgspec.json.encode(answer))
 

@@ -96,9 +96,12 @@ class Callbacks:
             Stale: another attempt of the same prompt is expected.
 
         """
-        key, own = self._key(request_id)
-        expected = self._expected.get(key)
-        if expected is None:
+        for name in (request_id, _PREFIX.sub("", request_id)):  # a client's own id may look like a prefix
+            key, own = self._key(name)
+            expected = self._expected.get(key)
+            if expected is not None:
+                break
+        else:
             raise Unknown
         if expected.attempt != attempt or own != attempt:
             raise Stale
@@ -106,7 +109,7 @@ class Callbacks:
 
     @staticmethod
     def _key(request_id: str) -> tuple[str, int]:
-        match = _LEG.match(_PREFIX.sub("", request_id))
+        match = _LEG.match(request_id)
         if match is None:
             raise Unknown
         return f"{match['prompt']}.{match['index']}", int(match["attempt"])

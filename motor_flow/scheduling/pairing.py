@@ -46,12 +46,13 @@ def pick(
     if there and not able:
         raise NoTokenEngine("no engine instance offers the token-only route that this request needs")
     fit = [each for each in able if each.breaker.closed and each.id not in avoid]
+    profile = _profile(able, callbacks=callbacks)
     alive = Alive(
-        fit=_roles(fit),
-        usable=_roles(able),
+        fit=_roles(paired(fit, profile)),
+        usable=_roles(paired(able, profile)),
         fit_alone=_roles(each for each in fit if each.alone),
         usable_alone=_roles(each for each in able if each.alone),
-        profile=_profile(able, callbacks=callbacks),
+        profile=profile,
     )
     best = next(choices(alive, pairs=pairs, hybrids=hybrids), None)
     if best is None:
@@ -63,6 +64,12 @@ def pick(
             detail=f"registered instances: {names}",
         )
     return best
+
+
+def paired(instances: Iterable[Instance], profile: Profile | None) -> list[Instance]:
+    """Those that have a partner among them."""
+    members = [each for each in instances if each.role != "union" and each.profile == profile]
+    return [each for each in members if any(each.fits(other) for other in members)]
 
 
 def _roles(instances: Iterable[Instance]) -> frozenset[Role]:

@@ -95,6 +95,11 @@ class Instance:
         """It can serve without a partner; a decode engine, if its connector leaves plain requests alone."""
         return self.role != "decode" or profile_of(None, self.kv_connector) is not None
 
+    def fits(self, other: Instance) -> bool:
+        """They can be the two legs of one attempt."""
+        types = {self.engine_type, other.engine_type} - {""}
+        return self.role != other.role and self.profile == other.profile and len(types) < 2
+
     @property
     def state(self) -> str:
         """For people: available, opened, probing, paused or draining."""

@@ -28,7 +28,7 @@ from motor_flow.config.sections import Role
 from motor_flow.errors import NoTokenEngine, ScheduleError
 from motor_flow.scheduling.callbacks import Callbacks
 from motor_flow.scheduling.load import Charge
-from motor_flow.scheduling.pairing import pick
+from motor_flow.scheduling.pairing import paired, pick
 from motor_flow.scheduling.policy import Chain, Demand
 from motor_flow.scheduling.registry import Instance, Registry
 
@@ -91,6 +91,7 @@ class Scheduler:
         demand: Demand,
         *,
         pair: Profile | None = None,
+        partner: Instance | None = None,
     ) -> Placement:
         """Choose the instance for one leg and charge it, with nothing in between.
 
@@ -99,6 +100,7 @@ class Scheduler:
             route: of the attempt.
             experience: of the prompt.
             demand: of the prompt.
+            partner: the instance of the other leg, if it has one already.
             pair: the protocol between the two legs; None: this leg does all of it, whatever the instance's role.
 
         Raises:
@@ -106,7 +108,7 @@ class Scheduler:
             NoTokenEngine: those that are there are known to have no token-only route.
 
         """
-        tiers = self._tiers(self._candidates(role, route, pair), experience)
+        tiers = self._tiers(self._candidates(role, route, pair, partner), experience)
         number, candidates = next((number, tier) for number, tier in enumerate(tiers, 1) if tier)
         instance, why = self._policy.choose(role, candidates, demand)
         reason = f"{instance.name} {why} tier={number} candidates={len(candidates)}"
@@ -134,10 +136,21 @@ class Scheduler:
             callbacks=bool(self._callbacks.url),
         )
 
-    def has_fresh(self, route: Route, experience: Experience) -> bool:
-        """A healthy instance is left that this prompt has not tried."""
-        able = [i for i in self._registry if i.standing == "available" and (route == "native" or i.token_only)]
-        return bool(self._tiers(able, experience)[0])
+    def has_fresh(self, route: Route, experience: Experience, *, pairs: bool) -> bool:
+        """For each leg of the next attempt, a healthy instance is left that has not failed this prompt.
+
+        Args:
+            route: of the attempt.
+            experience: of the prompt; `tried` are those that have failed it.
+            pairs: the request can be split into prefill and decode.
+
+        """
+        try:
+            topology, role = self.choose(route, experience, pairs=pairs)
+            roles = [role] if topology.second is None else [role, topology.second]
+            return all(self._tiers(self._candidates(each, route, topology.profile), experience)[0] for each in roles)
+        except ScheduleError:
+            return False
 
     @staticmethod
     def _tiers(candidates: Iterable[Instance], experience: Experience) -> list[list[Instance]]:
@@ -153,10 +166,17 @@ class Scheduler:
             tiers[tier].append(instance)
         return tiers
 
-    def _candidates(self, role: Role, route: Route, pair: Profile | None) -> list[Instance]:
-        there = [
-            each for each in self._registry.of_role(role) if (each.alone if pair is None else each.profile == pair)
-        ]
+    def _candidates(
+        self, role: Role, route: Route, pair: Profile | None, partner: Instance | None = None
+    ) -> list[Instance]:
+        there = self._registry.of_role(role)
+        if pair is None:
+            there = [each for each in there if each.alone]
+        elif partner is None:
+            available = [each for each in self._registry if each.standing == "available"]
+            there = [each for each in paired(available, pair) if each.role == role]
+        else:
+            there = [each for each in there if each.fits(partner)]
         if not there:
             names = ", ".join(instance.name for instance in self._registry) or "none"
             raise ScheduleError(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -43,7 +45,7 @@ EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 LONG = "A prompt of many blocks. " * 20
 
 KINDS = {
-    "completion": text("Once upon", max_tokens=200, ignore_eos=True),
+    "completion": text("Once upon", max_tokens=60, ignore_eos=True),
     "many blocks": text(LONG),
     "reasoning": chat("Hello!"),
     "Chinese": chat("Say hello in Chinese."),
@@ -51,6 +53,7 @@ KINDS = {
     "logprobs": chat("Say hello in Chinese.", logprobs=True, top_logprobs=3),
     "list": text(["Once upon", "Numbers: ", "从前有座山，"], max_tokens=40, ignore_eos=True),
 }
+NICE = 19
 FREED_S = 5  # far from the lease
 STAYS_S = 1
 REPORT_S = 20
@@ -98,6 +101,16 @@ class NixlEngine(MortalEngine):
         self.gate = Door(self.port)
         self._command = [*self._command, "--kv-transfer-config", json.dumps(TRANSFER)]
         self._env = self._env | NIXL | {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(real.free_port())}
+
+    def wait(self):
+        """As soon as it serves, its computing comes before NIXL's waiting: a thread that polls all the time."""
+        super().wait()
+        ticks = {}
+        for task in Path(f"/proc/{self._core()}/task").iterdir():
+            user, system = (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
+            ticks[int(task.name)] = int(user) + int(system)
+        del ticks[self._core()]
+        os.setpriority(os.PRIO_PROCESS, max(ticks, key=ticks.get), NICE)
 
     def metric(self, name):
         return counter(f"http://127.0.0.1:{self.port}", f"{name}{{")
@@ -210,7 +223,7 @@ def until(what, seconds=REPORT_S):
     began = time.monotonic()
     while not what():
         assert time.monotonic() - began < seconds, f"not after {seconds} s"
-        time.sleep(0.01)  # noqa: TID251 - other processes are at work
+        time.sleep(0.05)  # noqa: TID251 - other processes are at work
     return time.monotonic() - began
 
 
@@ -276,10 +289,13 @@ def test_the_connection_to_decode_is_reset(want, pair, engines, kind, after):
     assert trap.held.is_set()
     compare(expected, got)
     legs = legs_of(engines, trap.request)
+    given_back = legs.pop((1, 0, "x"), None)
     assert sorted(legs) == [(1, 0, "d"), (1, 0, "p"), (2, 0, "d"), (2, 0, "p")]
     first, prefill, again = trap.leg, legs[2, 0, "p"], legs[2, 0, "d"]
     committed = len(again.body["token_ids"]) - len(first.body["token_ids"])
-    assert committed > 0 or after == 1  # the first token may not have been derendered when the connection broke
+    if after > 1:
+        assert committed > 0  # a first token may be lost with the connection; then nobody knows that the KV was taken
+    assert given_back is None or committed == 0
     assert again.body["token_ids"] == prefill.body["token_ids"] == [*first.body["token_ids"], *first.ids[:committed]]
     assert got.gap < GAP_S_MAX
 
