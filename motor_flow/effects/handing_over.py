@@ -24,6 +24,7 @@ from motor_flow.scheduling.registry import Instance
 from motor_flow.telemetry.log import get_logger
 
 RELEASE_S = 2.0
+SALT_CHARS_MAX = 128  # of vLLM
 PULLED = ("nixl",)  # connectors whose blocks are freed by a pull, and by nothing else
 _log = get_logger()
 
@@ -68,7 +69,7 @@ async def _pull(run: RequestRun, prefill: Leg, ticket: Ticket, failed: Sequence[
     body = generate_body(
         services.codec.physical(prefill.plan.ids),
         services.codec.physical_sampling(one_token(prefill.plan.sampling)),
-        services.codec.physical_rest({"cache_salt": f"{prefill.request_id}.x"}),
+        services.codec.physical_rest({"cache_salt": f"{prefill.request_id}.x"[-SALT_CHARS_MAX:]}),
         request_id=f"{prefill.request_id}.x",
         stream=False,
         kv=ticket.params,

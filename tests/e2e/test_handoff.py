@@ -30,7 +30,15 @@ from tests.e2e.reading import Reading, check_same
 from tests.e2e.requests import TOOLS, chat, text
 from tests.e2e.residue import assert_idle
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+CORES_MIN = 4
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        (os.cpu_count() or 1) < CORES_MIN and not os.environ.get("MOTOR_FLOW_HANDOFF"),
+        reason="NIXL polls on one core per engine: fewer than 4 cores; MOTOR_FLOW_HANDOFF=1 runs them all the same",
+    ),
+]
 
 TRANSFER = {
     "kv_connector": "NixlConnector",
