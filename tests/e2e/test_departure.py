@@ -40,7 +40,9 @@ def running(vllm):
 def test_the_engine_is_freed(vllm, served, prompts):
     body = {"model": "tiny", "prompt": prompts, "max_tokens": 900, "ignore_eos": True, "temperature": 0}
     stream = open_stream(served.infer, body)
-    assert running(vllm) == len(prompts)
+    started = time.monotonic()
+    while running(vllm) != len(prompts):  # its gauge follows its scheduler
+        assert time.monotonic() - started < FREED_S, "the engine does not say that it runs"
     stream.close()
     left = time.monotonic()
     assert_idle(served.obs, 0.3)
