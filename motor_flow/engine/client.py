@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import trio
 
 from machines.faults import Fault
+from motor_flow.engine.probe import ask_health
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Exchange, Reply, TransportFault
@@ -38,6 +39,10 @@ class EngineClient:
     def __init__(self, http: HttpClient, connect_timeout_s: float) -> None:
         self._http = http
         self._connect_timeout_s = connect_timeout_s
+
+    async def complaint(self, url: str) -> str | None:
+        """Why the instance at this base URL does not seem to live; None when it does."""
+        return await ask_health(self._http, url)
 
     @asynccontextmanager
     async def open(
