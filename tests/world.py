@@ -21,7 +21,7 @@ from motor_flow.net.sse import EventSplitter
 from motor_flow.net.stream import Origin
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
-from motor_flow.sim.world import Cluster
+from motor_flow.sim.world import Cluster, merged
 from motor_flow.views.parity.answers import Answer, read_answer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -142,13 +142,6 @@ class World:
         """What engines (generate, native) or the sidecar (render, derender) were asked, in order of arrival."""
         where = [self.sidecar] if kind in ("render", "derender") else self.engines
         return [record for one in where for record in one.seen if record.kind == kind]
-
-
-def merged(base, changes):
-    out = dict(base)
-    for key, value in changes.items():
-        out[key] = merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
-    return out
 
 
 async def make_world(

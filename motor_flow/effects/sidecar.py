@@ -59,10 +59,10 @@ async def probe(run: SidecarRun) -> Literal["found", "lost"]:
         # What was known stays known; a new one is judged by its version until it can be asked.
         watched.settled = False
         watched.capability = known or unclear.guess
-        if watched.there is not True:
+        if not watched.there:
             _log.warning("sidecar.unclear", url=watched.url, detail=str(unclear))
-    was_there, watched.there, watched.sidecar.lost = watched.there, True, False
-    if watched.capability != known or was_there is not True:
+    was_there, watched.sidecar.lost = watched.there, False
+    if watched.capability != known or not was_there:
         run.changed()
         _tell(watched)
         run.learn(await ask_models(watched.http, watched.url))
@@ -94,9 +94,9 @@ async def watch(run: SidecarRun) -> Literal["changed", "lost"]:
 
 
 def _lost(watched: Watched, fault: TransportFault) -> Literal["lost"]:
-    if watched.there is not False:
+    if watched.there or not watched.asked.is_set():
         _log.warning("sidecar.unreachable", url=watched.url, detail=str(fault))
-    watched.there, watched.sidecar.lost = False, True
+    watched.sidecar.lost = True
     watched.asked.set()
     return "lost"
 

@@ -10,16 +10,26 @@ from __future__ import annotations
 from machines.faults import Fault
 from motor_flow.engine.token_only import GENERATE_PATH
 from motor_flow.net.http import HttpClient
-from motor_flow.net.http1 import TransportFault
+from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.verdict import judge
 
 PROBE_TIMEOUT_S = 5.0
 
 
+async def ask_token_only(http: HttpClient, url: str) -> Reply:
+    """Its answer to an empty request.
+
+    Raises:
+        TransportFault: nobody answers.
+
+    """
+    return await http.call("POST", url + GENERATE_PATH, body=b"{}", timeout_s=PROBE_TIMEOUT_S)
+
+
 async def offers_token_only(http: HttpClient, url: str) -> bool:
     """It refuses the request, not the route."""
     try:
-        reply = await http.call("POST", url + GENERATE_PATH, body=b"{}", timeout_s=PROBE_TIMEOUT_S)
+        reply = await ask_token_only(http, url)
     except TransportFault:
         return False
     return judge(reply.status, reply.body) is Fault.REQUEST

@@ -26,7 +26,6 @@ class Watched:
         sidecar: the one that calls go to.
         capability: as last probed; None: never seen.
         settled: the last probe found everything out.
-        there: it answered when it was last asked; None: it was never asked.
         asked: it was asked once, whatever came of it.
 
     """
@@ -36,8 +35,12 @@ class Watched:
     sidecar: Sidecar
     capability: Capability | None = None
     settled: bool = False
-    there: bool | None = None
     asked: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def there(self) -> bool:
+        """It answered when it was last asked."""
+        return self.asked.is_set() and not self.sidecar.lost
 
 
 class Watch:

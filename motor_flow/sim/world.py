@@ -115,3 +115,11 @@ async def _on_loopback(nursery: trio.Nursery, server: Server) -> tuple[str, int]
     await nursery.start(server.serve, listeners)
     port: int = listeners[0].socket.getsockname()[1]
     return LOOPBACK, port
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with changes, section by section."""
+    out = dict(base)
+    for key, value in changes.items():
+        out[key] = merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+    return out

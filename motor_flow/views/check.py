@@ -18,9 +18,8 @@ from motor_flow.app import start_warnings
 from motor_flow.config import BadConfiguration, load
 from motor_flow.net.stream import network
 from motor_flow.views.examine import Finding, Status, examine
+from motor_flow.views.exits import EXIT_CONFIG, EXIT_PROBLEMS
 
-EXIT_PROBLEMS = 3
-EXIT_CONFIG = 78
 PIPED_COLUMNS = 4096
 STYLES: dict[Status, str] = {"ok": "green", "note": "yellow", "bad": "bold red"}
 

@@ -32,7 +32,7 @@ from motor_flow.views.demo_lines import Lines, Silence, document, loop_lines, ve
 from motor_flow.views.demo_run import Stage, perform
 from motor_flow.views.demo_screen import Screen
 from motor_flow.views.demo_shown import Outcome
-from motor_flow.views.serve import EXIT_BY_SIGNAL, EXIT_FAILED
+from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_FAILED
 
 
 def run_demo(pace_s: float, *, as_json: bool, log: Path | None) -> int:

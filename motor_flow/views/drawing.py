@@ -10,10 +10,8 @@ from pathlib import Path
 
 from machines import TABLES
 from motor_flow.views.diagram import COMMITTED, SUFFIXES, NoRenderer, render, stale, write_all
+from motor_flow.views.exits import EXIT_FAILED, EXIT_PROBLEMS, EXIT_USAGE
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_PROBLEMS = 3
 DEFAULT_DIRECTORY = Path("diagrams")
 
 

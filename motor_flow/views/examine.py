@@ -17,6 +17,7 @@ import trio
 
 from machines.faults import Fault
 from motor_flow.config import BadConfiguration, Config, EndpointSection, InstanceSection
+from motor_flow.engine.probe import ask_token_only
 from motor_flow.engine.token_only import GENERATE_PATH
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient
@@ -118,7 +119,7 @@ async def _engine(config: Config, instance: InstanceSection, http: HttpClient) -
     found = [Finding(about, url, "ok", f"vLLM {version or 'of unknown version'}, serves {served}")]
     found += _cards(config, about, url, cards)
     try:
-        reply = await http.call("POST", url + GENERATE_PATH, body=b"{}", timeout_s=ASK_TIMEOUT_S)
+        reply = await ask_token_only(http, url)
     except TransportFault as exc:
         return Report([*found, Finding(about, url, "bad", f"{GENERATE_PATH}: {exc}")], _lengths(cards))
     match judge(reply.status, reply.body):

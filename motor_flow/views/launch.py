@@ -19,9 +19,9 @@ from motor_flow.app import App, start_warnings
 from motor_flow.config import BadConfiguration, Config, Loaded, load, load_embedded
 from motor_flow.sim.world import embedded_cluster
 from motor_flow.telemetry.log import configure, get_logger
-from motor_flow.views.serve import EXIT_FAILED, CannotListen, Process
+from motor_flow.views.exits import EXIT_CONFIG, EXIT_FAILED
+from motor_flow.views.serve import CannotListen, Process
 
-EXIT_CONFIG = 78
 DESCRIPTORS_WANTED = 4096
 PORT_KEYS = ("coordinator_api_infer_port", "coordinator_api_mgmt_port", "coordinator_obs_port")
 _log = get_logger()

@@ -27,9 +27,8 @@ from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.limits import Limits
 from motor_flow.edge.server import Server
 from motor_flow.telemetry.log import get_logger
+from motor_flow.views.exits import EXIT_BY_SIGNAL
 
-EXIT_FAILED = 1
-EXIT_BY_SIGNAL = {signal.SIGTERM: 143, signal.SIGINT: 130}
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 LAST_WORDS_S = 2.0  # for error events to leave after an eviction
 Listeners = Sequence[trio.SocketListener] | Sequence[trio.SSLListener[trio.SocketStream]]

@@ -12,8 +12,8 @@ from typing import Any
 
 from motor_flow.config import BadConfiguration, Config, load, load_embedded
 from motor_flow.config.load import SECRET_KEYS
+from motor_flow.views.exits import EXIT_CONFIG
 
-EXIT_CONFIG = 78
 HIDDEN = "***"
 
 

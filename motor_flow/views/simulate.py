@@ -21,8 +21,8 @@ from motor_flow.sim.conductor import Conductor
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.faults import BadFault, Fault, Plan
 from motor_flow.sim.sidecar import Sidecar
+from motor_flow.views.exits import EXIT_FAILED
 
-EXIT_FAILED = 1
 HOST = "127.0.0.1"
 Kind = Literal["engine", "sidecar", "kv"]
 __all__ = ["BadFault", "conductor", "engine", "plan", "run_simulator", "sidecar"]

@@ -10,8 +10,9 @@ Source: RFC 验收标准, 故障测试.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from motor_flow.errors import Stage
 from motor_flow.views.campaign.clients import Received
 from motor_flow.views.campaign.scenes import Scene
 from motor_flow.views.parity.answers import Answer, read_answer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DONE = b"data: [DONE]"
 NOT_COMPARED = {"reasoning_tokens"}  # not counted by us yet
-STAGES = {"render", "admission", "schedule", "generate", "derender", "client"}
+STAGES = get_args(Stage)
 
 
 def answer_problems(scene: Scene, want: Received, got: Received, *, deaths: bool) -> list[str]:

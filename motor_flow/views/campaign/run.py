@@ -24,9 +24,9 @@ from rich.table import Table
 from trio.testing import MockClock
 
 from motor_flow.views.campaign.worlds import SCENES_PER_WORLD, Problem, Tally, play_world
+from motor_flow.views.exits import EXIT_PROBLEMS
 
 PROBLEMS_SHOWN_MAX = 20
-EXIT_PROBLEMS = 3
 
 
 @dataclass(slots=True)

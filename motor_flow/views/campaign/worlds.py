@@ -21,7 +21,7 @@ from motor_flow.net.memory import MemoryNet
 from motor_flow.net.stream import Origin
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
-from motor_flow.sim.world import Cluster
+from motor_flow.sim.world import Cluster, merged
 from motor_flow.views.campaign.checks import answer_problems, world_problems
 from motor_flow.views.campaign.clients import Received, play
 from motor_flow.views.campaign.scenes import Scene, scene
@@ -137,7 +137,7 @@ class World:
             cluster = Cluster(self.sidecar, self.engines)
             cluster.listen_on(net)
             net.listen(CLEAN.host, CLEAN.port, Server(self.clean).serve_stream)
-            document = _merged(cluster.configuration(), CONFIG)
+            document = merged(cluster.configuration(), CONFIG)
             self.app = App(load_embedded(document, {}).config, dial=net.dial, wall=lambda: 1_700_000_000.0)
             server = Server(self.app.inference, Limits(), on_bug=self.bugs.append)
             net.listen(COORDINATOR.host, COORDINATOR.port, server.serve_stream)
@@ -198,10 +198,3 @@ def play_world(seed: int, number: int, scenes: int, clock: Callable[[], trio.abc
     world = World(seed, number, scenes)
     trio.run(world.run, clock=clock())
     return world
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    out = dict(base)
-    for key, value in changes.items():
-        out[key] = _merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
-    return out
