@@ -6,12 +6,12 @@ Candidates of a role are sorted into tiers, and the policy chooses within the fi
 |---|---|---|---|
 | 1 | yes | no | no |
 | 2 | yes | no | yes |
-| 3 | yes | yes | |
-| 4 | no | no | |
+| 3 | no | no | |
+| 4 | yes | yes | |
 | 5 | no | yes | |
 
-An open breaker means no work while anything else is left. When nothing else is left, asking is better than refusing:
-all breakers open at once says more about the network, or about the requests, than about the engines.
+An open breaker means no work while a healthy instance is left that has not failed this very request. When none is,
+asking is better than refusing: what is known of an open one is old, and it may be back.
 
 Source: RFC Router、Scheduler 和 KV Conductor; contract section 7 (Excluded instances).
 """
@@ -158,9 +158,9 @@ class Scheduler:
         for instance in candidates:
             closed, avoided = instance.breaker.closed, instance.id in experience.avoid
             if not closed:
-                tier = 4 if avoided else 3
+                tier = 4 if avoided else 2
             elif avoided:
-                tier = 2
+                tier = 3
             else:
                 tier = 1 if instance.id in experience.tried else 0
             tiers[tier].append(instance)

@@ -198,6 +198,22 @@ async def test_an_engine_that_is_gone_for_good(nursery, autojump_clock):
     await world.check()
 
 
+async def test_an_open_breaker_is_asked_before_who_has_just_failed(nursery, autojump_clock):
+    """The one that is known to be bad from before may be back; the one that refused this request is not."""
+    world = await make_world(nursery, engines=2)
+    back, gone = world.app.registry.of_role("union")
+    for _ in range(back.breaker.threshold):
+        back.breaker.failed()
+    await trio.sleep(0.1)
+    assert (back.breaker.state, gone.breaker.state) == ("opened", "available")
+    world.net.refuse("engine-2", 80)
+    world.app.pool.close()
+    got = await world.stream(TEXT, PLAIN)
+    assert got.error is None
+    assert len(world.engines[0].seen) == 1
+    await world.check()
+
+
 # --- what cannot go on ----------------------------------------------------------------------------
 
 
