@@ -47,6 +47,7 @@ class Exchange:
 
     Attributes:
         fault: what goes wrong with it.
+        record: what is noted of it.
         dies: called when the fault takes the whole process along.
         translated: what answers and events become before they leave.
 
@@ -58,6 +59,7 @@ class Exchange:
         self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.status: int | None = None
         self.fault: Fault | None = None
+        self.record: Seen | None = None
         self.dies: Callable[[float], None] | None = None
         self.translated: Callable[[Any], Any] | None = None
         self._events = 0
@@ -174,9 +176,9 @@ class Exchange:
                 error = {"message": "it was planned", "type": "InternalServerError", "param": None}
                 await self.reply_json({"error": error | {"code": fault.status}}, status=fault.status)
                 raise Played
-            case "stall" if not fault.after:
+            case "stall" if not (fault.after or fault.tokens):
                 await trio.sleep_forever()
-            case "die" if not fault.after:
+            case "die" if not (fault.after or fault.tokens):
                 await self._die(fault)
             case _:
                 pass
@@ -219,6 +221,8 @@ class Exchange:
             return
         self._events += 1
         if self._events <= fault.after:
+            return
+        if data and fault.tokens and self.record is not None and self.record.tokens <= fault.tokens:
             return
         match fault.kind:
             case "cut":
@@ -319,7 +323,7 @@ class App:
         """A call has been read: is something to go wrong with it?"""
         fault = self.faults.take(record)
         if fault is not None:
-            call.fault, record.fault = fault, fault.kind
+            call.fault, call.record, record.fault = fault, record, fault.kind
 
     def die(self, seconds: float) -> None:
         """As if the process were killed now, and started again after this time."""

@@ -78,6 +78,7 @@ class Fault:
     Attributes:
         kind: see the table above.
         after: events (bytes for `bytes`) that pass before.
+        tokens: beside `after`, tokens that pass before; a busy engine merges several into one event.
         seconds: for `late`, `slow` and `die`.
         status: for `status`.
         times: calls that it happens to.
@@ -89,6 +90,7 @@ class Fault:
 
     kind: Kind
     after: int = 0
+    tokens: int = 0
     seconds: float = 1.0
     status: int = 500
     times: int = 1

@@ -65,11 +65,10 @@ async def perform(stage: Stage, audience: Audience) -> Outcome:
     """Ask twice, the second time with a death. Who has died stays dead."""
     undisturbed = await _ask(stage, audience, "undisturbed")
     engines = stage.cluster.engines
-    # Counted in events, into which a busy engine merges several tokens: early enough for any cutting.
-    early = max(1, len(undisturbed.tokens) // 8)
+    half = len(undisturbed.tokens) // 2
     for engine in engines:
         # A fault for each, since the scheduler chooses who serves; the first death is the only one.
-        engine.faults.add(_death(engines, after=early))
+        engine.faults.add(_death(engines, tokens=half))
     try:
         disturbed = await _ask(stage, audience, "an engine is killed")
     finally:
@@ -78,10 +77,10 @@ async def perform(stage: Stage, audience: Audience) -> Outcome:
     return Outcome(undisturbed, disturbed)
 
 
-def _death(engines: list[Engine], *, after: int) -> Fault:
+def _death(engines: list[Engine], *, tokens: int) -> Fault:
     return Fault(
         "die",
-        after=after,
+        tokens=tokens,
         seconds=math.inf,
         on="generate",
         only=lambda _: not any(engine.dead_until for engine in engines),
