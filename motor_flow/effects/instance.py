@@ -14,14 +14,12 @@ from typing import Literal
 import trio
 
 from machines import INSTANCE
+from motor_flow.engine.probe import ask_health
 from motor_flow.flow import Effects
 from motor_flow.net.http import HttpClient
-from motor_flow.net.http1 import TransportFault
 from motor_flow.scheduling.registry import Instance
 from motor_flow.telemetry.log import get_logger
 
-HEALTH_PATH = "/health"
-HEALTH_TIMEOUT_S = 5.0
 _log = get_logger()
 
 
@@ -65,25 +63,16 @@ async def keep_away(run: InstanceRun) -> Literal["due", "retire"]:
 
 
 @instance_effects.on("probing")
-async def ask_health(run: InstanceRun) -> Literal["recovered", "relapsed", "retire"]:
+async def probe(run: InstanceRun) -> Literal["recovered", "relapsed", "retire"]:
     """Does it live? Whether it works, the next request will tell."""
     with run.instance.left.scope():
-        complaint = await _complaint(run)
+        complaint = await ask_health(run.http, run.instance.url)
         if complaint is not None:
             _log.warning("breaker.relapsed", instance=run.instance.name, detail=complaint)
             return "relapsed"
         _log.info("breaker.closed", instance=run.instance.name)
         return "recovered"
     return "retire"
-
-
-async def _complaint(run: InstanceRun) -> str | None:
-    """Why it does not seem to live."""
-    try:
-        reply = await run.http.call("GET", run.instance.url + HEALTH_PATH, timeout_s=HEALTH_TIMEOUT_S)
-    except TransportFault as fault:
-        return str(fault)
-    return None if reply.status == 200 else f"HTTP {reply.status}"
 
 
 instance_effects.seal()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,7 @@ from motor_flow.engine.client import ENGINE, EngineClient, read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.transfer import one_token
+from motor_flow.engine.vigil import while_alive
 from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_prefill, decode_whole
 from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Reply
@@ -182,16 +184,20 @@ async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
         EngineError: it failed, refused, or its answer is not complete.
 
     """
-    services = run.services
+    services, url = run.services, leg.instance.url
+    with accounted(run, leg):
+        await while_alive(services.engines, url, services.patience.stall_s, partial(_fetch, run, leg))
+
+
+async def _fetch(run: RequestRun, leg: Leg) -> None:
     body = _body(run, leg)
     url = leg.instance.url + GENERATE_PATH
-    with accounted(run, leg):
-        async with services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
-            whole = await read_whole(exchange)
-            redeem(leg)
-        prompt = run.prompts[leg.prompt].prompt
-        assert prompt is not None
-        _take_whole(services.codec, leg, whole, wanted=prompt.n)
+    async with run.services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
+        whole = await read_whole(exchange)
+        redeem(leg)
+    prompt = run.prompts[leg.prompt].prompt
+    assert prompt is not None
+    _take_whole(run.services.codec, leg, whole, wanted=prompt.n)
 
 
 def _take_whole(codec: TokenCodec, leg: Leg, received: bytes, *, wanted: int) -> None:

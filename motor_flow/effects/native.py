@@ -10,6 +10,7 @@ Source: RFC 能力范围 (原生链路); contract sections 3 and 7 (Route, Pass-
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.leg import accounted, check_finish, ended, leg_headers, reported
 from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
+from motor_flow.engine.vigil import while_alive
 from motor_flow.engine.wire import ErrorObject, Usage
 from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.transfer import TRANSFER_KEYS, without_transfer
@@ -73,30 +75,38 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
         EngineError: the engine refused or failed.
 
     """
+    services, url = run.services, leg.instance.url
+    with accounted(run, leg):
+        if run.stream:
+            await _answer(run, leg)
+        else:
+            await while_alive(services.engines, url, services.patience.stall_s, partial(_answer, run, leg))
+
+
+async def _answer(run: RequestRun, leg: Leg) -> None:
     services = run.services
     asked_at = trio.current_time()
-    with accounted(run, leg):
-        async with services.engines.open(
-            leg.instance.url + run.path,
-            native_body(run, leg),
-            headers=leg_headers(run, leg),
-            head_timeout_s=services.patience.first_event_s if run.stream else None,
-        ) as exchange:
-            media_type = next((v for k, v in exchange.headers if k.lower() == b"content-type"), b"application/json")
-            streams = media_type.lower().startswith(EVENT_STREAM)
-            if run.envelope.api == "other":
-                run.media_type = media_type.decode("latin-1")
-                if streams:
-                    await _pass_through(run, EventReader(exchange, services.patience, asked_at, whole=True))
-                else:
-                    run.status = exchange.status
-                    run.pending_answer = _hidden(await read_whole(exchange))
-            elif not run.stream:
-                _take_whole(run, leg, await read_whole(exchange))
-            elif not streams:
-                raise EngineError("the engine answered a stream request without a stream")
+    async with services.engines.open(
+        leg.instance.url + run.path,
+        native_body(run, leg),
+        headers=leg_headers(run, leg),
+        head_timeout_s=services.patience.first_event_s if run.stream else None,
+    ) as exchange:
+        media_type = next((v for k, v in exchange.headers if k.lower() == b"content-type"), b"application/json")
+        streams = media_type.lower().startswith(EVENT_STREAM)
+        if run.envelope.api == "other":
+            run.media_type = media_type.decode("latin-1")
+            if streams:
+                await _pass_through(run, EventReader(exchange, services.patience, asked_at, whole=True))
             else:
-                await _relay_events(run, leg, EventReader(exchange, services.patience, asked_at))
+                run.status = exchange.status
+                run.pending_answer = _hidden(await read_whole(exchange))
+        elif not run.stream:
+            _take_whole(run, leg, await read_whole(exchange))
+        elif not streams:
+            raise EngineError("the engine answered a stream request without a stream")
+        else:
+            await _relay_events(run, leg, EventReader(exchange, services.patience, asked_at))
 
 
 async def _pass_through(run: RequestRun, reader: EventReader) -> None:

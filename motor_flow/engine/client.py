@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from machines.faults import Fault
+from motor_flow.engine.probe import ask_health
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Exchange, Reply, TransportFault
@@ -58,6 +59,10 @@ class EngineClient:
         except TransportFault:
             return False
         return reply.status == 200
+
+    async def complaint(self, url: str) -> str | None:
+        """Why the instance at this base URL does not seem to live; None when it does."""
+        return await ask_health(self._http, url)
 
     @asynccontextmanager
     async def open(

@@ -1,6 +1,6 @@
-"""Does an engine offer the token-only route?
+"""Does an engine live, and does it offer the token-only route?
 
-An empty request is enough: who has the route refuses the body, who has not refuses the route.
+For the route an empty request is enough: who has it refuses the body, who has not refuses the route.
 
 Source: contract section 6; vLLM 0.33 scale_out/token_in_token_out (403 without --enable-scale-out since 0.32).
 """
@@ -13,7 +13,17 @@ from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.verdict import judge
 
+HEALTH_PATH = "/health"
 PROBE_TIMEOUT_S = 5.0
+
+
+async def ask_health(http: HttpClient, url: str) -> str | None:
+    """Why it does not seem to live; None when it does. Whether it works, only a request can tell."""
+    try:
+        reply = await http.call("GET", url + HEALTH_PATH, timeout_s=PROBE_TIMEOUT_S)
+    except TransportFault as fault:
+        return str(fault)
+    return None if reply.status < 500 else f"{HEALTH_PATH} answered HTTP {reply.status}"
 
 
 async def ask_token_only(http: HttpClient, url: str) -> Reply:

@@ -170,3 +170,41 @@ async def test_a_native_answer_without_its_choices_is_none(nursery, autojump_clo
     got = await world.ask(TEXT, TEXT_BODY | {"echo": True})
     assert (got.status, got.error["message"]) == (502, "the engine answered 0 choices of 1")
     await world.check()
+
+
+@pytest.mark.parametrize("route", ["token-only", "native"])
+async def test_a_hung_engine_does_not_keep_a_whole_answer(nursery, autojump_clock, route):
+    """It accepts connections and says nothing, as a stopped process does: the request goes on elsewhere."""
+    config = {"exception_config": {**QUICK["exception_config"], "max_retry": 2}}
+    world = await make_world(nursery, config=config)
+    body = TEXT_BODY | {"echo": route == "native"}
+    want = await world.ask(TEXT, body)
+    hung = Scripted(world, "engine-1", {"": [[HANG]]})
+    world.app.pool.close()
+    before = trio.current_time()
+    answers = [await world.ask(TEXT, body) for _ in range(2)]
+    assert [got.answer.choices for got in answers] == [want.answer.choices] * 2
+    assert {"/health"} < {path for path, _ in hung.requests}
+    assert trio.current_time() - before == pytest.approx(2 + 5 + 1 + 5)  # once only: who has failed is not asked first
+    await world.check()
+
+
+async def test_a_busy_engine_that_lives_may_be_silent(nursery, autojump_clock):
+    """Its health route answers, once late: the whole answer is waited for."""
+    world = await make_world(nursery, engines=1, config=QUICK)
+    whole = reply(200, {"request_id": "x", "choices": [{"index": 0, "token_ids": [630], "finish_reason": "length"}]})
+    Scripted(world, "engine-1", {"/generate": [[15.0, whole]], "/health": [[HANG], [reply(200, {})]]})
+    got = await world.ask(TEXT, TEXT_BODY)
+    assert got.status == 200
+    assert trio.current_time() == pytest.approx(15.0)
+    await world.check()
+
+
+async def test_the_last_hung_engine_ends_the_request_with_504(nursery, autojump_clock):
+    world = await make_world(nursery, engines=1, config=QUICK)
+    Scripted(world, "engine-1", {"": [[HANG]]})
+    world.app.pool.close()
+    got = await world.ask(TEXT, TEXT_BODY)
+    assert (got.status, got.error["stage"]) == (504, "generate")
+    assert "stopped answering" in got.error["message"]
+    await world.check()
