@@ -56,7 +56,7 @@ class PendingChunk:
 
     """
 
-    ids: list[int]
+    ids: SemanticIds
     state: bytes
     sse: bytes
     finish: str | None

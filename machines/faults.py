@@ -27,8 +27,12 @@ class Fault(Enum):
     RECOMPUTED = "recomputed"  # the engine gave the request's KV up; it is well
     GARBAGE = "garbage"  # nothing that could be read
     UNSUPPORTED = "unsupported"  # it has no token-only route
+    PROTOCOL = "protocol"  # it answered well, but not what two legs need: no KV to hand over
+    EXPIRED = "expired"  # the KV was not fetched in time
+    NO_PARTNER = "no_partner"  # no instance for the second leg
     UNKNOWN_MODEL = "unknown_model"  # it does not know the model that Render accepted
     UNAUTHORIZED = "unauthorized"  # it refused our key
+    REMOVED = "removed"  # the operator took the instance away
     REQUEST = "request"  # the request's own fault: any other instance would say the same
 
 
@@ -60,7 +64,11 @@ TREATMENTS: dict[Fault, Treatment] = {
     Fault.RECOMPUTED: Treatment(True, False, False),
     Fault.GARBAGE: Treatment(True, True, True),
     Fault.UNSUPPORTED: Treatment(True, True, False),
+    Fault.PROTOCOL: Treatment(False, False, False),
+    Fault.EXPIRED: Treatment(True, False, False),
+    Fault.NO_PARTNER: Treatment(True, False, False),
     Fault.UNKNOWN_MODEL: Treatment(True, True, False),
     Fault.UNAUTHORIZED: Treatment(True, True, False),
+    Fault.REMOVED: Treatment(True, True, False),
     Fault.REQUEST: Treatment(False, False, False),
 }

@@ -1,9 +1,10 @@
 """May an engine instance be given work?
 
 Consecutive failures open its circuit breaker for a time that grows with every opening. Then it is asked whether it
-lives; if so it gets work again, but on trial: one failure more, and it is out for longer.
+lives; if so it gets work again, but on trial: one failure more, and it is out for longer. An instance that was replaced
+or removed is retired: it gets no work again.
 
-Source: contract section 7 (Breaker); RFC 故障处理 (Engine 熔断).
+Source: contract sections 4 and 7 (Breaker); RFC 故障处理 (Engine 熔断).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ class InstanceMachine(StateMachine):
         recovered = probing.to(available, on=r.put_on_trial)
         relapsed = probing.to(opened, on=r.grow)
 
+    retired = State(final=True)  # replaced or removed
     failed = State(final=True)
     cancelled = State(final=True)
 
+    retire = active.to(retired)
     fail = active.to(failed)
     cancel = active.to(cancelled)

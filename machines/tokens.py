@@ -1,9 +1,10 @@
 """What is a prompt in tokens?
 
-Semantic ids are those of Render and Derender, and of everything between: ledger, replay, admission. What engines get
-may differ from them (token obfuscation), so they have a type of their own.
+Semantic ids are those of Render and Derender, and of everything between: ledger, replay, admission. Engines and the KV
+conductor know physical ids, which differ from them when tokens are obfuscated. Each kind has a type of its own, so that
+a checker finds what was not translated; without obfuscation the two are the same numbers.
 
-Source: RFC Render 阶段; vLLM 0.33 GenerateRequest.
+Source: RFC Render 阶段, Token 混淆适配; vLLM 0.33 GenerateRequest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from typing import Any, NewType
 
 SemanticIds = NewType("SemanticIds", list[int])
 """Token ids as Render and Derender know them."""
+
+PhysicalIds = NewType("PhysicalIds", list[int])
+"""Token ids as engines and the KV conductor know them."""
+
+PhysicalFields = NewType("PhysicalFields", dict[str, Any])
+"""Fields of an engine's request, fit to be seen by it."""
+
+SemanticJson = NewType("SemanticJson", bytes)
+"""An engine's answer or event whose token ids are semantic."""
 
 
 @dataclass(slots=True, eq=False)

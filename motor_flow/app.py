@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn, TypeVar, cast
+from functools import partial
+from typing import TypeVar, cast
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,9 +21,12 @@ from motor_flow.edge.access import KeyCheck
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.door import Door
 from motor_flow.edge.inference import Inference
+from motor_flow.edge.instances import InstanceRoutes
 from motor_flow.edge.management import HEALTH_PATH, health, management_routes, observability_routes
+from motor_flow.edge.metaserver import metaserver_routes
 from motor_flow.edge.models import PATH as MODELS_PATH, ModelRoutes
 from motor_flow.edge.routes import Routes
+from motor_flow.effects.errands import Errands
 from motor_flow.effects.instance import InstanceRun, instance_effects
 from motor_flow.effects.ports import Services
 from motor_flow.effects.request import request_effects
@@ -31,21 +35,28 @@ from motor_flow.effects.stream import stream_effects
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
 from motor_flow.engine.probe import offers_token_only
-from motor_flow.errors import ClientError, MotorFlowError
+from motor_flow.errors import MotorFlowError
 from motor_flow.flow import Effects, Flow
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient, origin_of
 from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.sidecars import Sidecar, Sidecars
 from motor_flow.net.stream import Dial, network
+from motor_flow.obfuscation.providers import codec_of
+from motor_flow.obfuscation.vocabulary import exposed_ends
 from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
 from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH
 from motor_flow.render.local import LocalTokenizer, can_load
 from motor_flow.render.watch import Watch, Watched
+from motor_flow.scheduling.admission import FlowControl
+from motor_flow.scheduling.callbacks import Callbacks
+from motor_flow.scheduling.conductor import Conductor
 from motor_flow.scheduling.leases import LeaseLedger
 from motor_flow.scheduling.models import Models
-from motor_flow.scheduling.policy import RoundRobin
+from motor_flow.scheduling.policy import policy_of
+from motor_flow.scheduling.ratelimit import RateLimit
+from motor_flow.scheduling.registration import Registrar
 from motor_flow.scheduling.registry import Instance, Registry
 from motor_flow.scheduling.scheduler import Scheduler
 from motor_flow.telemetry.journal import Journal
@@ -84,7 +95,7 @@ class App:
         wall: Unix time, seconds.
 
     Attributes:
-        inference, management, observability: ASGI applications.
+        inference, management, observability, metaserver: ASGI applications.
 
     """
 
@@ -98,6 +109,8 @@ class App:
         self.config = config
         self.pool = Pool(dial or network())
         self.leases = LeaseLedger()
+        self.callbacks = Callbacks()
+        self.errands = Errands()
         self.metrics = Metrics()
         self.journal = Journal()
         self.registry = Registry(Instance.of(section, config.breaker) for section in config.instances)
@@ -116,9 +129,21 @@ class App:
             render=RenderClient(sidecars, timeout_s),
             derender=DerenderClient(sidecars, timeout_s, config.render.derender_retries),
             engines=EngineClient(self._http, config.exceptions.connect_timeout),
-            scheduler=Scheduler(self.registry, RoundRobin()),
+            scheduler=Scheduler(
+                self.registry,
+                policy_of(config.scheduler.scheduler_type),
+                self.callbacks,
+                hybrids=config.scheduler.enable_pd_separation_fallback_to_hybrid,
+            ),
+            callbacks=self.callbacks,
             local=LocalTokenizer(config.model.model_path, timeout_s),
             leases=self.leases,
+            conductor=self._conductor(),
+            errands=self.errands,
+            unasked_output_tokens=config.flow_control.unasked_output_tokens,
+            flow=FlowControl(config.flow_control, self.leases) if config.flow_control.enable else None,
+            context_budget=config.context_budget_mode == "on",
+            context_tokens=lambda: self.models.context_tokens,
             metrics=self.metrics,
             patience=Patience(config.exceptions.first_token_timeout, config.exceptions.stall_timeout),
             coalesce=config.stream.coalesce,
@@ -127,6 +152,7 @@ class App:
             retry_delay_s=config.exceptions.retry_delay,
             per_prompt_relay=config.stream.per_prompt_relay,
             obfuscated=config.obfuscation.enable,
+            codec=codec_of(config.obfuscation, config.model.model_path),
             reasoning_field=config.response.reasoning_field,
             keep_alive_s=config.stream.sse_keep_alive_interval,
             infer_timeout_s=config.exceptions.infer_timeout,
@@ -134,12 +160,18 @@ class App:
             shown_model=self.models.shown,
         )
         self._inference = Inference(
-            self.services, self.journal, chunks_max=config.stream.queue_chunks_max, refusal=_refusal(config)
+            self.services,
+            self.journal,
+            chunks_max=config.stream.queue_chunks_max,
+            rate=RateLimit(config.rate_limit) if config.rate_limit.enable_rate_limit else None,
         )
         self._draining = False
         self._started = False
         self.inference: ASGIApp = self._inference_routes()
-        self.management: ASGIApp = Door(management_routes(self.registry, lambda: self.ready))
+        self.management: ASGIApp = Door(
+            management_routes(InstanceRoutes(self.registry, config.breaker, wall), lambda: self.ready)
+        )
+        self.metaserver: ASGIApp = Door(metaserver_routes(self.callbacks))
         self.observability: ASGIApp = Door(observability_routes(self.metrics, self.journal))
         self._watch_metrics()
 
@@ -159,17 +191,38 @@ class App:
         Started when everything the configuration names has been probed, whatever was found.
         """
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.errands.run)
             for watched in self._watch.sidecars if self.config.render.enable else ():
                 nursery.start_soon(self._watch_sidecar, watched)
             for instance in self.registry:
                 nursery.start_soon(self._watch_instance, instance)
-            await self._probe_all()
-            self._started = True
-            task_status.started()
-            nursery.start_soon(self._recheck_token_only)
-            while True:
-                await trio.sleep(REAP_INTERVAL_S)
-                self.pool.reap()
+            with self.registry.announced_to(partial(self._welcome, nursery)):
+                await self._probe_all()
+                self._started = True
+                task_status.started()
+                nursery.start_soon(self._recheck_token_only)
+                if self.config.conductor.conductor_service:
+                    nursery.start_soon(self._keep_registered)
+                while True:
+                    await trio.sleep(REAP_INTERVAL_S)
+                    self.pool.reap()
+
+    def _conductor(self) -> Conductor | None:
+        """Asked only when the policy goes by what it knows."""
+        section, kind = self.config.conductor, self.config.scheduler.scheduler_type
+        if not section.conductor_service or kind != "kv_cache_affinity":
+            return None
+        return Conductor(HttpClient(self.pool), section.url, section.block_size, self.metrics)
+
+    async def _keep_registered(self) -> None:
+        section = self.config.conductor
+        registrar = Registrar(HttpClient(self.pool), section.url, section.block_size)
+        await registrar.keep(self.registry, lambda: self.models.shown(""))
+
+    def _welcome(self, house: trio.Nursery, instance: Instance) -> None:
+        """An instance was registered while we serve."""
+        house.start_soon(self._watch_instance, instance)
+        house.start_soon(self._probe_engine, instance)
 
     async def _watch_sidecar(self, watched: Watched) -> None:
         run = SidecarRun(watched, self.models.learn, self._judge)
@@ -183,6 +236,7 @@ class App:
             return flow
 
         await _kept_up(watch)
+        self.pool.forget(instance.origin)
 
     async def _probe_all(self) -> None:
         with trio.move_on_after(START_PROBE_S):
@@ -240,11 +294,12 @@ class App:
 
     def _state_series(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("motor_flow_inflight_requests", "Requests in flight", value=self.requests)
-        yield GaugeMetricFamily("motor_flow_queue_requests", "Requests waiting for admission", value=0)
+        waiting = self.services.flow.waiting if self.services.flow is not None else 0
+        yield GaugeMetricFamily("motor_flow_queue_requests", "Requests waiting for admission", value=waiting)
         yield CounterMetricFamily("motor_flow_log_lines_lost", "Lines that could not be written", value=Surviving.lost)
         breakers = GaugeMetricFamily("motor_flow_breaker_state", "0 closed, 1 open, 2 probing", labels=["instance"])
         for instance in self.registry:
-            breakers.add_metric([instance.name], BREAKER_STATES[instance.breaker.state])
+            breakers.add_metric([instance.name], BREAKER_STATES.get(instance.breaker.state, 1))
         yield breakers
 
     # --- probing ---
@@ -262,20 +317,14 @@ class App:
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
 
 
-async def _kept_up(watch: Callable[[], Flow[Watching]]) -> NoReturn:
-    """Run a machine that has no good end. A bug in it is told, and it starts again: serving goes on."""
+async def _kept_up(watch: Callable[[], Flow[Watching]]) -> None:
+    """Run a machine to its good end, if it has one. A bug in it is told, and it starts again: serving goes on."""
     while True:
         flow = watch()
-        await flow.run()
+        if await flow.run() != "failed":
+            return
         _log.error("bug", machine=flow.table.name, trace=[str(edge) for edge, _ in flow.trace], exc_info=flow.fault)
         await trio.sleep(RESTART_S)
-
-
-def _refusal(config: Config) -> MotorFlowError | None:
-    """Token obfuscation fails closed: before it can be done, nothing may leave in clear."""
-    if not config.obfuscation.enable:
-        return None
-    return ClientError("token obfuscation is switched on but not available yet", status=501)
 
 
 def start_warnings(config: Config, given: Iterable[str]) -> list[str]:
@@ -285,8 +334,21 @@ def start_warnings(config: Config, given: Iterable[str]) -> list[str]:
         lines.append(f"no local tokenizer ({reason}): while Render is down, requests are served without a token count")
     if pending := without_effect(given):
         lines.append(f"not in effect yet: {', '.join(pending)}")
-    if apart := [str(instance.id) for instance in config.instances if instance.role != "union"]:
-        lines.append(f"only union instances serve requests yet; these get none: {', '.join(apart)}")
-    if config.obfuscation.enable:
-        lines.append("token obfuscation is not available yet: every request is refused with 501")
+    lines += _affinity_warnings(config)
+    hiding = config.obfuscation
+    if hiding.enable and (ends := exposed_ends(config.model.model_path, hiding.token_white_list)):
+        listed = ", ".join(map(str, ends))
+        lines.append(f"token_obfuscation_config.token_white_list lacks {listed}: engines end answers by these ids")
+    return lines
+
+
+def _affinity_warnings(config: Config) -> list[str]:
+    """Affinity goes by what the conductor knows of Render's token ids."""
+    if config.scheduler.scheduler_type != "kv_cache_affinity":
+        return []
+    lines = []
+    if not config.conductor.conductor_service:
+        lines.append("kv_cache_affinity without prefill_kv_event_config.conductor_service: requests are placed by load")
+    if not config.render.enable:
+        lines.append("kv_cache_affinity without Render has no token ids to ask for: requests are placed by load")
     return lines

@@ -162,6 +162,21 @@ def sim_sidecar(
     raise typer.Exit(run_simulator(app, "sidecar", host, port))
 
 
+@sim_app.command("kv")
+def sim_kv(
+    port: SimPort = 0,
+    host: SimHost = "127.0.0.1",
+    objects: Annotated[bool, typer.Option(help="Answer as the conductor in Rust, not as Mooncake's.")] = False,
+    fault: FaultLines = None,
+) -> None:
+    """A KV conductor. What is cached where is posted to its /events."""
+    from motor_flow.views.simulate import conductor, run_simulator
+
+    app = conductor(objects=objects)
+    _plan(app.faults, fault)
+    raise typer.Exit(run_simulator(app, "kv", host, port))
+
+
 def _plan(faults: Plan, lines: list[str] | None) -> None:
     from motor_flow.views.simulate import BadFault, plan
 

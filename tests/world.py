@@ -122,6 +122,9 @@ class World:
         assert [engine.running for engine in self.engines] == [0] * len(self.engines)
         assert [a for engine in self.engines for a in engine.anomalies] == []
         assert list(self.sidecar.anomalies) == list(anomalies)
+        assert self.cluster.fabric.anomalies == []
+        assert self.cluster.fabric.outstanding == 0, "a prefill engine still holds KV for somebody"
+        assert len(self.app.callbacks) == 0
         for effects in ("request", "stream"):
             assert not any(self.population(effects).values()), self.population(effects)
         for _ in range(20):  # a look at a sidecar may be under way
@@ -141,17 +144,25 @@ class World:
         return [record for one in where for record in one.seen if record.kind == kind]
 
 
-async def make_world(nursery, *, engines=2, engine=None, sidecar=None, config=None, parsers=True):
+async def make_world(
+    nursery, *, engines=2, engine=None, sidecar=None, config=None, parsers=True, roles=(), profile=None
+):
     """Build and start a world. `engine`, `sidecar`: keyword arguments of the simulators; `config`: changes."""
     net = MemoryNet(nursery)
     cluster = Cluster(
         Sidecar(parsers=parsers, **(sidecar or {})),
         [Engine(name=f"engine-{i}", parsers=parsers, **(engine or {})) for i in range(1, engines + 1)],
+        roles=roles,
+        profile=profile,
     )
     cluster.listen_on(net)
-    document = merged(cluster.configuration(), config or {})
+    # In turn, so that a test knows who is asked; policies have tests of their own.
+    in_turn = {"scheduler_config": {"scheduler_type": "round_robin"}}
+    document = merged(merged(cluster.configuration(), in_turn), config or {})
     app = App(load_embedded(document, {}).config, dial=net.dial, wall=lambda: 1_700_000_000.0)
     world = World(net, cluster, app)
+    net.listen("callbacks", 80, Server(app.metaserver, on_bug=world.bugs.append).serve_stream)
+    app.callbacks.url = "http://callbacks"
     await nursery.start(app.run)
     for one in (cluster.sidecar, *cluster.engines):
         one.seen.clear()  # the probe's calls

@@ -7,19 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-PENDING = (
-    "instances.dispatch_profile",
-    "instances.kv_connector",
-    "instances.kv_lease_s",
-    "context_budget_mode",
-    "scheduler_config.scheduler_type",
-    "scheduler_config.enable_pd_separation_fallback_to_hybrid",
-    "flow_control_config",
-    "rate_limit_config",
-    "prefill_kv_event_config",
-    "inference_workers_config",
-    "metaserver_config",
-)
+PENDING = ("inference_workers_config",)
 
 
 def without_effect(given: Iterable[str]) -> list[str]:

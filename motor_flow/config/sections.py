@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+INSTANCE_ID_MAX = 2**32 - 1  # above it are the ids of further data-parallel ranks
 HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -101,7 +102,7 @@ class RenderSection(Section):
 class InstanceSection(Section):
     """One engine instance."""
 
-    id: int
+    id: int = Field(ge=0, le=INSTANCE_ID_MAX)
     role: Role
     url: str
     dispatch_profile: Profile | None = None
@@ -160,9 +161,28 @@ class RateLimitSection(Section):
 class ConductorSection(Section):
     """The KV conductor that knows which instance holds which prefix."""
 
-    conductor_service: str = ""
+    conductor_service: str = Field("", description="host name or address; empty: there is none")
     http_server_port: Port = 13333
     block_size: Count = 128
+
+    @field_validator("conductor_service")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        if host and not HOST.fullmatch(host):
+            raise ValueError(f"not a host name or address: {host!r}")
+        return host
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.conductor_service and not self.http_server_port:
+            raise ValueError("http_server_port is missing")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        host = f"[{self.conductor_service}]" if ":" in self.conductor_service else self.conductor_service
+        return f"http://{host}:{self.http_server_port}"
 
 
 class ObfuscationSection(Section):
@@ -171,8 +191,19 @@ class ObfuscationSection(Section):
     enable: bool = False
     provider: Literal["permutation", "ai_asset_obfuscate"] = "permutation"
     seed_content: str = Field("", repr=False)
-    vocab_size: int = Field(0, ge=0)
-    token_white_list: list[int] = []
+    vocab_size: int = Field(0, ge=0, description="0: as config.json in model_config.model_path says")
+    token_white_list: list[Annotated[int, Field(ge=0)]] = Field([], description="every special token belongs here")
+
+    @model_validator(mode="after")
+    def _seeded(self) -> Self:
+        length = len(self.seed_content)
+        if self.enable and not length:
+            raise ValueError("seed_content is missing")
+        if self.enable and self.provider == "ai_asset_obfuscate" and not 32 <= length <= 112:
+            raise ValueError(f"seed_content must have 32 to 112 characters for this provider, has {length}")
+        if self.vocab_size and max(self.token_white_list, default=0) >= self.vocab_size:
+            raise ValueError(f"token_white_list: {max(self.token_white_list)} is no id of {self.vocab_size}")
+        return self
 
 
 class BreakerSection(Section):
@@ -302,4 +333,6 @@ class Config(Section):
         again = sorted({url for url in urls if urls.count(url) > 1})
         if again:
             raise ValueError(f"instances: {again[0]} is given twice")
+        if self.obfuscation.enable and not self.render.enable:
+            raise ValueError("token_obfuscation_config.enable: needs render_config.enable, engines must read no text")
         return self

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
+from machines.tokens import SemanticJson
+
 TOKENS_MAX = 64
 
 _encode = msgspec.json.encode
@@ -44,13 +46,13 @@ _choices = msgspec.json.Decoder(_Open).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-def split(event: bytes) -> list[bytes]:
+def split(event: SemanticJson) -> list[SemanticJson]:
     """One event per choice: derender takes one choice at a time."""
     rest = _fields(event)
-    return [_encode({**rest, "choices": [choice]}) for choice in _choices(event).choices]
+    return [SemanticJson(_encode({**rest, "choices": [choice]})) for choice in _choices(event).choices]
 
 
-def merged(events: Sequence[bytes]) -> bytes:
+def merged(events: Sequence[SemanticJson]) -> SemanticJson:
     """One engine event that says what these events said, in order.
 
     Args:
@@ -72,4 +74,4 @@ def merged(events: Sequence[bytes]) -> bytes:
     choice_fields: dict[str, object] = dict(_choices(events[-1]).choices[0])
     choice_fields["token_ids"] = ids
     choice_fields["logprobs"] = {"content": content} if logprobs else None
-    return _encode({**last, "choices": [choice_fields]})
+    return SemanticJson(_encode({**last, "choices": [choice_fields]}))

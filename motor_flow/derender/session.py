@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from machines.context import SemanticIds
+from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.client import CHAT_PATH, TEXT_PATH, DerenderClient
 from motor_flow.derender.codec import ChatChoice, StreamAnswer, TextChoice
 from motor_flow.errors import UNREADABLE, DerenderError
@@ -90,15 +90,15 @@ class ChunkDerenderer:
             self._first = b'%b"prompt_token_ids":%b,"generate_chunk":' % (common, _encode(ids[-PROMPT_TAIL_TOKENS:]))
             self._next = b'%b"generate_chunk":' % common
 
-    async def chat_chunk(self, event: bytes, state: bytes | None) -> tuple[ChatChoice, bytes]:
+    async def chat_chunk(self, event: SemanticJson, state: bytes | None) -> tuple[ChatChoice, bytes]:
         """Derender one engine event of one choice; returns its choice and the next state."""
         return _single(await self._client.chat_chunk(self._body(event, state)))
 
-    async def text_chunk(self, event: bytes, state: bytes | None) -> tuple[TextChoice, bytes]:
+    async def text_chunk(self, event: SemanticJson, state: bytes | None) -> tuple[TextChoice, bytes]:
         """Derender one engine event of one choice; returns its choice and the next state."""
         return _single(await self._client.text_chunk(self._body(event, state)))
 
-    def _body(self, event: bytes, state: bytes | None) -> bytes:
+    def _body(self, event: SemanticJson, state: bytes | None) -> bytes:
         if state is None:
             return b"%b%b}" % (self._first, event)
         return b'%b%b,"stream_state":%b}' % (self._next, event, state)
@@ -118,7 +118,7 @@ async def derender_whole(
     fields: dict[str, Raw],
     model: str,
     prompts: Sequence[SemanticIds],
-    answers: Sequence[bytes],
+    answers: Sequence[SemanticJson],
 ) -> bytes:
     """Derender whole engine answers, one for each prompt, in one call; returns the OpenAI response as it came.
 

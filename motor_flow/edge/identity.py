@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 
+from motor_flow.edge.access import client_of
 from motor_flow.edge.asgi import Scope
 from motor_flow.edge.routes import header_of, headers_of
 from motor_flow.effects.context import Identity
@@ -53,6 +54,7 @@ def identify(scope: Scope, name: str, envelope: Envelope, created: int) -> Ident
         response_id=_PREFIXES[envelope.api] + base,
         engine_base=f"{base}.{secrets.token_hex(4)}",
         created=created,
+        client=client_of(scope),
     )
 
 

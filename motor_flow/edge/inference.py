@@ -15,18 +15,21 @@ import trio
 from machines.faults import TREATMENTS
 from machines.replay import obstacle
 from motor_flow.derender.normalise import Frame
+from motor_flow.edge.allowance import request_headers
 from motor_flow.edge.asgi import Headers, Receive, Scope, Send
 from motor_flow.edge.identity import forwarded_headers, identify, request_id
 from motor_flow.edge.responder import HttpResponder
-from motor_flow.edge.routes import JSON, error_headers, read_body
+from motor_flow.edge.routes import JSON, error_headers, header_of, read_body
 from motor_flow.edge.summary import Failure, record
 from motor_flow.effects.answering import DONE
 from motor_flow.effects.context import Marks, RequestRun
+from motor_flow.effects.placing import PLACEMENTS_SHOWN_MAX
 from motor_flow.effects.ports import Services
 from motor_flow.effects.request import request_effects
 from motor_flow.errors import EngineError, MotorFlowError, Stage
 from motor_flow.flow import Flow, Overdue
 from motor_flow.render.envelope import Api, Envelope
+from motor_flow.scheduling.ratelimit import RateLimit
 from motor_flow.telemetry.journal import Journal
 from motor_flow.telemetry.log import get_logger
 
@@ -41,6 +44,7 @@ STAGES: dict[str, Stage] = {
     "derendering": "derender",
     "committed": "client",
 }
+EXPLAIN_HEADER = b"x-motor-flow-explain"
 _KINDS: dict[Api, str] = {"chat": "chat.completion.chunk", "completions": "text_completion", "other": ""}
 _log = get_logger()
 
@@ -52,17 +56,22 @@ class Inference:
         services: the process.
         journal: of requests in flight.
         chunks_max: stream_config.queue_chunks_max.
-        refusal: answer every request with this instead.
+        rate: counts requests as they come; None: as many as like.
 
     """
 
     def __init__(
-        self, services: Services, journal: Journal, *, chunks_max: int, refusal: MotorFlowError | None = None
+        self,
+        services: Services,
+        journal: Journal,
+        *,
+        chunks_max: int,
+        rate: RateLimit | None = None,
     ) -> None:
         self._services = services
         self._journal = journal
         self._chunks_max = chunks_max
-        self._refusal = refusal
+        self._rate = rate
         self._live: set[_Supervision] = set()
 
     def route(self, api: Api) -> _Route:
@@ -79,20 +88,21 @@ class Inference:
 
         Raises:
             ClientError: the body cannot be read.
+            RateLimited: too many requests come.
 
         """
         arrived = trio.current_time()
         name = request_id(scope)
         headers: Headers = [(b"x-request-id", name.encode())]
         services = self._services
-        responder = HttpResponder(send, headers, chunks_max=self._chunks_max)
         try:
+            if self._rate is not None:
+                headers += request_headers(self._rate.take())
             envelope = Envelope.parse(api, await read_body(receive))
-            if self._refusal is not None:
-                raise self._refusal
         except MotorFlowError as error:
             services.metrics.requests.labels(api, "false", "none", "none", str(error.status)).inc()
             raise
+        responder = HttpResponder(send, headers, chunks_max=self._chunks_max)
         identity = identify(scope, name, envelope, int(services.wall()))
         model = services.shown_model(envelope.model)
         run = RequestRun(
@@ -103,6 +113,7 @@ class Inference:
             responder=responder,
             path=scope["path"],
             headers=forwarded_headers(scope, envelope),
+            explain=header_of(scope, EXPLAIN_HEADER) == b"1",
             frame=Frame(identity.response_id, _KINDS[api], identity.created, model),
             marks=Marks(arrived=arrived),
             capability=services.capability,
@@ -215,6 +226,7 @@ class _Supervision:
             "age_s": round(now - request.marks.arrived, 3),
             "attempt": request.attempt,
             "instances": [leg.instance.name for leg in request.legs],
+            "placements": [leg.reason for leg in request.legs[:PLACEMENTS_SHOWN_MAX]],
             "prompts": [
                 {"progress": prompt.progress, "attempts": prompt.attempts, "committed": prompt.committed}
                 for prompt in request.prompts

@@ -1,6 +1,6 @@
 """What may an orchestrator ask, and what may an operator see?
 
-Management port: probes and the list of instances. Observability port: metrics and the requests in flight. None of them
+Management port: probes and the instances. Observability port: metrics and the requests in flight. None of them
 waits for a sidecar or an engine.
 
 Source: contract sections 4 and 5; MindIE Motor's probes (/readiness stays 200, or a Service would cut off the
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from motor_flow.edge.asgi import ASGIApp, Receive, Scope, Send
+from motor_flow.edge.instances import PATH as INSTANCES_PATH, REFRESH_PATH, InstanceRoutes
 from motor_flow.edge.routes import Routes, respond, respond_json
-from motor_flow.scheduling.registry import Registry
 from motor_flow.telemetry.journal import Journal
 from motor_flow.telemetry.metrics import Metrics
 
@@ -40,24 +40,17 @@ def health(ready: Callable[[], bool]) -> ASGIApp:
     return app
 
 
-def management_routes(registry: Registry, ready: Callable[[], bool]) -> Routes:
+def management_routes(instances: InstanceRoutes, ready: Callable[[], bool]) -> Routes:
     """The management port."""
     readiness = json_view(lambda: {"ready": ready()})
     alive = json_view(lambda: {"status": "ok"})
-    instances = json_view(
-        lambda: {
-            "instances": [
-                {"id": i.id, "role": i.role, "url": i.url, "state": i.breaker.state, "requests": i.requests}
-                for i in registry
-            ]
-        }
-    )
     return Routes(
         {
             "GET /startup": alive,
             "GET /liveness": alive,
             "GET /readiness": readiness,
-            "GET /instances": instances,
+            f"GET {INSTANCES_PATH}": instances.list,
+            f"POST {REFRESH_PATH}": instances.refresh,
         }
     )
 

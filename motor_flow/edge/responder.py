@@ -16,9 +16,11 @@ from collections.abc import Callable
 import trio
 
 from motor_flow.bell import Bell
+from motor_flow.edge.allowance import token_headers
 from motor_flow.edge.asgi import Headers, Send
 
 WARNING_HEADER = b"x-motor-flow-warning"
+ROUTE_HEADER = b"x-motor-flow-route"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
@@ -65,6 +67,15 @@ class HttpResponder:
     def warn(self, text: str) -> None:
         """Tell the client something beside the answer."""
         self._headers = [*self._headers, (WARNING_HEADER, text.encode("ascii"))]
+
+    def explain(self, text: str) -> None:
+        """Tell the client why its engines were chosen."""
+        others = [header for header in self._headers if header[0] != ROUTE_HEADER]
+        self._headers = [*others, (ROUTE_HEADER, text.encode("ascii"))]
+
+    def show_tokens(self, limit: int, remaining: int) -> None:
+        """Tell the client about flow control."""
+        self._headers = [*self._headers, *token_headers(limit, remaining)]
 
     # --- whole answers ---
 

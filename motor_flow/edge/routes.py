@@ -6,12 +6,15 @@ is not a framework's router.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
+from motor_flow.edge.allowance import request_headers, retry_headers
 from motor_flow.edge.asgi import ASGIApp, Headers, Receive, Scope, Send
 from motor_flow.errors import ClientError, MotorFlowError
+from motor_flow.scheduling.ratelimit import RateLimited
 
 JSON: tuple[bytes, bytes] = (b"content-type", b"application/json")
 
@@ -82,21 +85,30 @@ def error_headers(error: MotorFlowError) -> Headers:
     if error.status == 401:
         return [(b"www-authenticate", b"Bearer")]
     if error.status in (429, 503):
-        return [(b"retry-after", b"%d" % max(1, round(error.retry_after_s or 1)))]
+        headers = retry_headers(error.retry_after_s or 1)
+        return headers + request_headers(error.standing) if isinstance(error, RateLimited) else headers
     return []
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole request body; the server bounds it."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        return body
-    parts = [body]
-    while message.get("more_body"):
+async def read_body(receive: Receive, bytes_max: float = math.inf) -> bytes:
+    """The whole request body; the server bounds it, a route may bound it further.
+
+    Raises:
+        ClientError: it is longer than `bytes_max`.
+
+    """
+    parts = []
+    size = 0
+    more = True
+    while more:
         message = await receive()
-        parts.append(message.get("body", b""))
-    return b"".join(parts)
+        part: bytes = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > bytes_max:
+            raise ClientError(f"the request's body exceeds {bytes_max:.0f} bytes", status=413)
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def headers_of(scope: Scope, name: bytes) -> list[bytes]:

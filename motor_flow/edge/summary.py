@@ -35,7 +35,9 @@ def record(flow: Flow[RequestRun], failure: Failure | None) -> None:
     metrics, marks = run.services.metrics, run.marks
     now = trio.current_time()
     status = 200 if flow.state == "completed" else CLIENT_GONE_STATUS if error is None else error.status
-    metrics.requests.labels(run.envelope.api, "true" if run.stream else "false", "union", run.route, str(status)).inc()
+    metrics.requests.labels(
+        run.envelope.api, "true" if run.stream else "false", run.topology, run.route, str(status)
+    ).inc()
     source = flow.trace[-1][0].source
     for phase, seconds, ok in _phases(marks, now, completed=flow.state == "completed", committed=source == "committed"):
         metrics.phase(phase, seconds, ok=ok)
@@ -54,6 +56,7 @@ def record(flow: Flow[RequestRun], failure: Failure | None) -> None:
         "api": run.envelope.api,
         "model": run.envelope.model[:MODEL_CHARS_MAX],
         "stream": run.stream,
+        "topology": run.topology,
         "route": run.route,
         "attempt": run.attempt,
         "instances": [leg.instance.name for leg in run.legs],
@@ -90,7 +93,8 @@ def _phases(marks: Marks, now: float, *, completed: bool, committed: bool) -> li
     last = marks.last_chunk if committed else None
     steps = [
         ("render", marks.arrived, marks.rendered),
-        ("schedule", marks.rendered, marks.placed),
+        ("flow_control", marks.rendered, marks.admitted),
+        ("schedule", marks.admitted, marks.placed),
         ("first_engine_chunk", marks.placed, marks.first_event),
         ("first_derender", marks.first_event, marks.first_chunk),
         ("decode", marks.first_chunk, last),

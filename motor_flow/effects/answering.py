@@ -12,7 +12,7 @@ import trio
 from motor_flow.derender.answer import client_answer
 from motor_flow.derender.session import derender_whole
 from motor_flow.derender.usage import encoded_usage, usage_object
-from motor_flow.effects.context import RequestRun
+from motor_flow.effects.context import NOTHING, RequestRun
 from motor_flow.effects.registered import request_effects
 from motor_flow.effects.stream import derender_errors_logged
 
@@ -43,7 +43,7 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
             reasoning_field=services.reasoning_field,
         )
     for leg in run.legs:
-        leg.whole = b""
+        leg.whole = NOTHING
     return "derendered"
 
 

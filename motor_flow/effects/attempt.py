@@ -11,11 +11,11 @@ from __future__ import annotations
 import trio
 
 from machines.faults import TREATMENTS, Fault
+from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.effects.context import Attempt, PromptRun, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.effects.leg import fetch_whole_leg, read_stream_leg
-from motor_flow.effects.native import native_answer
 from motor_flow.effects.stream import drive
+from motor_flow.effects.topologies import LEGS
 from motor_flow.errors import EngineError
 from motor_flow.flow import leaves
 
@@ -27,6 +27,8 @@ async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> N
         with attempt.held:
             await _run(run, prompt, attempt)
         prompt.progress = "done"
+        if run.visible and run.grant is not None:  # before, it might all be started again
+            run.grant.give_back(prompt.index)
     except BaseExceptionGroup as group:
         engine, rest = group.split(EngineError)
         if rest is not None:
@@ -35,7 +37,7 @@ async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> N
         attempt.error = next(error for error in leaves(engine) if isinstance(error, EngineError))
         prompt.fault = attempt.error.fault
         prompt.progress = "broken"
-        _count_fault(run, attempt)
+        _count_fault(run, prompt, attempt)
     finally:
         if prompt.progress == "running":
             prompt.progress = "broken"  # cancelled: nobody waits for it but a rollback
@@ -51,34 +53,37 @@ async def _run(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
             for stream in prompt.streams:
                 if stream.finish is None:
                     stream.inbox.put(_lost_finish(stream.choice))
-        elif run.route == "native":
-            nursery.start_soon(native_answer, run, leg)
-        elif run.stream:
-            nursery.start_soon(read_stream_leg, run, leg)
         else:
-            nursery.start_soon(fetch_whole_leg, run, leg)
+            nursery.start_soon(LEGS[attempt.topology], run, prompt, attempt, leg)
         for stream in prompt.streams:
             if stream.finish is None:
                 nursery.start_soon(drive, stream)
-    if leg is not None:
-        leg.instance.breaker.succeeded()
-        if prompt.cached_tokens is None and leg.cached_tokens is not None:
-            # A relayed leg's prompt includes what was answered before: that is no part of the client's.
-            limit = len(prompt.prompt.ids) if prompt.prompt is not None else leg.cached_tokens
-            prompt.cached_tokens = min(leg.cached_tokens, limit)
+    for done in attempt.legs:
+        done.instance.breaker.succeeded()
+    reader = attempt.prefill or attempt.leg  # who has read the prompt
+    if reader is not None and prompt.cached_tokens is None and reader.cached_tokens is not None:
+        # A relayed leg's prompt includes what was answered before: that is no part of the client's.
+        limit = len(prompt.prompt.ids) if prompt.prompt is not None else reader.cached_tokens
+        prompt.cached_tokens = min(reader.cached_tokens, limit)
 
 
 def _lost_finish(choice: int) -> Event:
     """The whole budget was used, only the end was lost: Derender gets an end without tokens, so that parsers flush."""
     raw = b'{"request_id":"","choices":[{"index":%d,"token_ids":[],"logprobs":null,"finish_reason":"length"}]}' % choice
-    return Event(raw, [], "length")
+    return Event(SemanticJson(raw), SemanticIds([]), "length")
 
 
-def _count_fault(run: RequestRun, attempt: Attempt) -> None:
+def _count_fault(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
     """For the breaker, one request's attempts on one instance are one failure."""
-    assert attempt.leg is not None
     assert attempt.error is not None
-    instance, fault = attempt.leg.instance, attempt.error.fault
+    fault = attempt.error.fault
+    if fault in (Fault.NO_PARTNER, Fault.EXPIRED):
+        prompt.instance = None  # no instance has failed
+        return
+    leg = next((leg for leg in attempt.legs if leg.error is attempt.error), attempt.leg)
+    assert leg is not None
+    instance = leg.instance
+    prompt.instance = instance.id  # of two legs, the one that failed
     if fault is Fault.UNSUPPORTED and run.route == "token_only":
         instance.token_only = False
     if TREATMENTS[fault].counted and instance.id not in run.counted:

@@ -12,23 +12,33 @@ RequestRun ─ prompts ─┬ PromptRun 0 ─ streams ─ StreamRun (choice 0), 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from machines.context import PromptFacts, RequestFacts, StreamFacts
 from machines.replay import RetryRequestPlan
+from machines.tokens import SemanticJson
+from machines.topology import UNION, Topology
 from motor_flow.bell import Bell
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser
 from motor_flow.derender.session import ChunkDerenderer
 from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.ports import Responder, Services
+from motor_flow.engine.ticket import Ticket
 from motor_flow.errors import EngineError
+from motor_flow.render.budget import OutputBudget
 from motor_flow.render.capability import Capability
 from motor_flow.render.envelope import Envelope
 from motor_flow.render.tokenization import TokenizedRequest
+from motor_flow.scheduling.admission import Grant
+from motor_flow.scheduling.policy import Demand
 from motor_flow.scheduling.registry import Instance
+
+NOTHING = SemanticJson(b"")
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +50,7 @@ class Identity:
         response_id: `chatcmpl-...` or `cmpl-...`; one for the whole response.
         engine_base: unique in this process, also when clients repeat their ids; the stem of every leg id.
         created: Unix time, seconds; one for the whole response.
+        client: who asks, for fairness: the name of the API key, never the key; empty: there are no keys.
 
     """
 
@@ -47,6 +58,7 @@ class Identity:
     response_id: str
     engine_base: str
     created: int
+    client: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +89,14 @@ class Leg:
         request_id: the engine's id, without the prefix vLLM adds.
         plan: what is asked for; None on the native route.
         inboxes: one per choice, when the answer is streamed through the chain.
-        whole: the engine's complete answer, when it is not.
+        kv: what this engine is told about KV; None: nothing.
+        ticket: the KV that this decode leg was given.
+        whole: the engine's complete answer, when it is not streamed.
         completion_tokens: tokens the engine has sent; what is committed of them is in the streams' ledgers.
         cached_tokens: prompt tokens the engine had cached, if it says so.
+        held: what is given back when it ends, or hands over.
+        reason: why this instance, for people.
+        error: what it failed with.
 
     """
 
@@ -89,9 +106,20 @@ class Leg:
     request_id: str
     plan: RetryRequestPlan | None
     inboxes: list[Inbox]
-    whole: bytes = b""
+    kv: Mapping[str, Any] | None = None
+    ticket: Ticket | None = None
+    whole: SemanticJson = NOTHING
     completion_tokens: int = 0
     cached_tokens: int | None = None
+    held: ExitStack = field(default_factory=ExitStack)
+    reason: str = ""
+    since: float = 0.0
+    error: EngineError | None = None
+
+    def hand_over(self) -> None:
+        """Its work is done although its attempt goes on: it does not weigh on its instance any more."""
+        self.held.close()
+        self.instance.breaker.succeeded()
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +127,10 @@ class Attempt:
     """One attempt of one prompt.
 
     Attributes:
-        leg: None when no engine is needed: only the finish was lost, and it is said without one.
+        leg: the one that answers, or is to hand over to it; None when no engine is needed: only the finish was lost,
+            and it is said without one.
+        topology: how its legs follow each other.
+        prefill: the leg that the answering one depends on.
         committed: tokens of the answer that were there when it began.
         held: what is given back when the attempt ends, however it ends.
         started: its task runs.
@@ -110,8 +141,14 @@ class Attempt:
     leg: Leg | None
     committed: int
     held: ExitStack
+    topology: Topology = UNION
+    prefill: Leg | None = None
     started: bool = False
     error: EngineError | None = None
+
+    @property
+    def legs(self) -> list[Leg]:
+        return [leg for leg in (self.prefill, self.leg) if leg is not None]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +158,7 @@ class PromptRun(PromptFacts):
     Attributes:
         index: the prompt's.
         cached_tokens: prompt tokens that the first engine to say so had cached.
+        demand: what its next attempt asks of an instance.
 
     """
 
@@ -128,6 +166,7 @@ class PromptRun(PromptFacts):
     streams: list[StreamRun] = field(default_factory=list)
     attempt: Attempt | None = None
     cached_tokens: int | None = None
+    demand: Demand = Demand()  # noqa: RUF009 - immutable
 
     @property
     def committed(self) -> int:
@@ -183,6 +222,7 @@ class Marks:
 
     arrived: float
     rendered: float | None = None
+    admitted: float | None = None
     placed: float | None = None
     first_event: float | None = None
     first_chunk: float | None = None
@@ -203,6 +243,9 @@ class RequestRun(RequestFacts):
         path: the engine's own OpenAI path, for the native route.
         headers: for engines: trace context and session id.
         capability: of the sidecars, as it was when the request came; later findings are for later requests.
+        budget: of the output, when the context limits it.
+        grant: the tokens of flow control, as long as engines may work for the request.
+        explain: the client wants to know why its instances were chosen.
         reports: rung when an attempt has ended.
         counted: ids of instances whose failure this request has reported to their breakers.
         held: what is given back when the request ends.
@@ -221,6 +264,9 @@ class RequestRun(RequestFacts):
     prompts: list[PromptRun] = field(default_factory=list)
     tokens: TokenizedRequest | None = None
     native_reason: str = ""
+    explain: bool = False
+    budget: OutputBudget | None = None
+    grant: Grant | None = None
     include_usage: bool = False
     continuous_usage: bool = False
     barrier: Barrier | None = None
@@ -243,6 +289,12 @@ class RequestRun(RequestFacts):
     def legs(self) -> list[Leg]:
         """Of the current attempts."""
         return [leg for prompt in self.prompts if (leg := prompt.leg) is not None]
+
+    @property
+    def topology(self) -> str:
+        """Of the latest attempt."""
+        attempts = (prompt.attempt for prompt in self.prompts if prompt.attempt is not None)
+        return next((attempt.topology.name for attempt in attempts), UNION.name)
 
     @property
     def attempt(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.bell import Bell
 from motor_flow.derender.coalesce import TOKENS_MAX
 from motor_flow.errors import MotorFlowError
@@ -22,15 +23,15 @@ class Event(NamedTuple):
     """One engine event of one choice.
 
     Attributes:
-        raw: its JSON.
+        raw: its JSON, in semantic ids.
         ids: its token ids; may be empty.
         finish: the engine's finish reason, on the last one.
         lone: holds a marker token or ends a parsed answer, so that it is not merged with others.
 
     """
 
-    raw: bytes
-    ids: list[int]
+    raw: SemanticJson
+    ids: SemanticIds
     finish: str | None
     lone: bool = False
 

@@ -12,25 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import trio
 
 from machines.faults import Fault
+from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import split
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.engine.client import ENGINE, read_whole
+from motor_flow.engine.client import ENGINE, EngineClient, read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
+from motor_flow.engine.transfer import one_token
 from motor_flow.engine.vigil import while_alive
-from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_whole
+from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_prefill, decode_whole
 from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Reply
+from motor_flow.obfuscation.codec import TokenCodec
 from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition", "tool_calls"})  # the last one on the native route only
+ABANDON_S = 1.0
 RECOMPUTED = "recomputed"  # vllm-ascend: the engine gave up the request's KV; what came so far is not an end
 _log = get_logger()
 
@@ -49,43 +53,55 @@ async def read_stream_leg(run: RequestRun, leg: Leg) -> None:
 
 async def _pump(run: RequestRun, leg: Leg) -> None:
     services, barrier = run.services, run.barrier
-    asked_at = trio.current_time()
+    asked_at = leg.since
+    left_s = max(0.0, asked_at + services.patience.first_event_s - trio.current_time())
     assert barrier is not None
     body = _body(run, leg)
     url = leg.instance.url + GENERATE_PATH
     markers = run.capability.markers if run.chat else None
-    async with services.engines.open(
-        url, body, headers=leg_headers(run, leg), head_timeout_s=services.patience.first_event_s
-    ) as exchange:
+    async with services.engines.open(url, body, headers=leg_headers(run, leg), head_timeout_s=left_s) as exchange:
         barrier.head(leg.prompt)
         reader = EventReader(exchange, services.patience, asked_at)
+        late: list[bytes] = []
         while not all(inbox.finished for inbox in leg.inboxes):
             events = await reader.next()
             if not events:
                 raise ended()
             if run.marks.first_event is None:
                 run.marks.first_event = trio.current_time()
-            for event in events:
+            for number, event in enumerate(events):
                 if all(inbox.finished for inbox in leg.inboxes):
-                    break  # whatever follows the last finish is none of ours
-                _dispatch(leg, event, markers)
+                    late = events[number:]  # behind the last finish: the engine's usage, and no failure counts
+                    break
+                _dispatch(services.codec, leg, event, markers)
                 barrier.first(leg.prompt)
+            redeem(leg)
             for inbox in leg.inboxes:
                 await inbox.room()
         with suppress(EngineError):
-            for event in await reader.rest():
-                _dispatch(leg, event, markers)
+            for event in [*late, *await reader.rest()]:
+                _dispatch(services.codec, leg, event, markers)
 
 
-def _body(run: RequestRun, leg: Leg) -> bytes:
+def _body(run: RequestRun, leg: Leg, *, answers: bool = True) -> bytes:
+    """A token-only request: for the answer, or for the prompt's KV alone."""
     prompt = run.prompts[leg.prompt].prompt
     assert prompt is not None
     assert leg.plan is not None
-    return generate_body(leg.plan, prompt.rest, request_id=leg.request_id, stream=run.stream)
+    codec = run.services.codec
+    return generate_body(
+        codec.physical(leg.plan.ids),
+        codec.physical_sampling(leg.plan.sampling if answers else one_token(leg.plan.sampling)),
+        codec.physical_rest(prompt.rest),
+        request_id=leg.request_id,
+        stream=answers and run.stream,
+        kv=leg.kv,
+    )
 
 
-def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int] | None) -> None:
+def _dispatch(codec: TokenCodec, leg: Leg, received: bytes, markers: frozenset[int] | None) -> None:
     try:
+        raw = codec.semantic_event(received)
         chunk = decode_chunk(raw)
     except UNREADABLE as exc:
         raise EngineError("the engine sent an event that cannot be read", detail=str(exc)) from None
@@ -101,18 +117,64 @@ def _dispatch(leg: Leg, raw: bytes, markers: frozenset[int] | None) -> None:
             _deliver(leg, choice, part, markers)
 
 
-def _deliver(leg: Leg, choice: ChunkChoice, raw: bytes, markers: frozenset[int] | None) -> None:
+def _deliver(leg: Leg, choice: ChunkChoice, raw: SemanticJson, markers: frozenset[int] | None) -> None:
     if not 0 <= choice.index < len(leg.inboxes):
         raise EngineError(f"the engine sent choice {choice.index} of {len(leg.inboxes)}")
     check_finish(choice.finish_reason, choice.stop_reason)
     inbox = leg.inboxes[choice.index]
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
-    ids = choice.token_ids or []
+    ids = SemanticIds(choice.token_ids or [])
     leg.completion_tokens += len(ids)
     # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
     lone = markers is not None and (choice.finish_reason is not None or not markers.isdisjoint(ids))
     inbox.put(Event(raw, ids, choice.finish_reason, lone))
+
+
+async def prefill_leg(run: RequestRun, leg: Leg) -> dict[str, Any]:
+    """Have the prompt read on an engine that will hand its KV over; returns what it says.
+
+    Raises:
+        EngineError: it failed or refused.
+
+    """
+    services, done = run.services, False
+    try:
+        with accounted(run, leg):
+            with trio.move_on_after(services.patience.first_event_s):
+                async with services.engines.open(
+                    leg.instance.url + GENERATE_PATH, _body(run, leg, answers=False), headers=leg_headers(run, leg)
+                ) as exchange:
+                    answer = _prefilled(leg, await read_whole(exchange))
+                done = True
+                return answer
+            raise silent(services.patience.first_event_s)
+    finally:
+        if not done:  # it may hold KV by now that nobody knows of
+            run.services.errands.send(abandon, run.services.engines, leg)
+
+
+def _prefilled(leg: Leg, body: bytes) -> dict[str, Any]:
+    try:
+        answer = decode_prefill(body)
+        fields: dict[str, Any] = msgspec.json.decode(body)
+    except UNREADABLE as exc:
+        raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
+    for choice in answer.choices:
+        check_finish(choice.finish_reason, choice.stop_reason)
+    if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
+        leg.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens or 0
+    return fields
+
+
+async def abandon(engines: EngineClient, leg: Leg) -> bool:
+    """Tell an engine that nobody waits for this leg. Bounded, also when everything around it is cancelled.
+
+    By the leg's whole name inside the engine, prefix included: nothing else is found there.
+    """
+    with trio.CancelScope(shield=True, deadline=trio.current_time() + ABANDON_S):
+        return await engines.abort(leg.instance.url, [f"generate-tokens-{leg.request_id}"])
+    return False
 
 
 async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
@@ -132,13 +194,15 @@ async def _fetch(run: RequestRun, leg: Leg) -> None:
     url = leg.instance.url + GENERATE_PATH
     async with run.services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
         whole = await read_whole(exchange)
+        redeem(leg)
     prompt = run.prompts[leg.prompt].prompt
     assert prompt is not None
-    _take_whole(leg, whole, wanted=prompt.n)
+    _take_whole(run.services.codec, leg, whole, wanted=prompt.n)
 
 
-def _take_whole(leg: Leg, whole: bytes, *, wanted: int) -> None:
+def _take_whole(codec: TokenCodec, leg: Leg, received: bytes, *, wanted: int) -> None:
     try:
+        whole = codec.semantic_event(received)
         answer = decode_whole(whole)
     except UNREADABLE as exc:
         raise EngineError("the engine gave an answer that cannot be read", detail=str(exc)) from None
@@ -157,18 +221,17 @@ def _take_whole(leg: Leg, whole: bytes, *, wanted: int) -> None:
 def accounted(run: RequestRun, leg: Leg) -> Iterator[None]:
     """One leg, from its request to its end: what it holds, its metric and its line in the log."""
     services = run.services
-    leg.instance.requests += 1
     outcome: Literal["ok", "failed"] | None = None
     error: EngineError | None = None
     try:
-        with services.leases.hold("producers"), services.leases.hold("engine_streams"):
+        with leg.instance.serving(), services.leases.hold("producers"), services.leases.hold("engine_streams"):
             yield
         outcome = "ok"
     except EngineError as exc:
         outcome, error = "failed", exc
+        leg.error = exc
         raise
     finally:
-        leg.instance.requests -= 1
         if outcome is not None:  # a cancelled leg is its request's line, not one of its own
             services.metrics.attempts[leg.instance.role, outcome].inc()
         fields = {} if error is None else {"fault": error.fault.value, "status": error.status, "detail": error.detail}
@@ -183,8 +246,15 @@ def accounted(run: RequestRun, leg: Leg) -> Iterator[None]:
             route=run.route,
             outcome=outcome or "cancelled",
             tokens=leg.completion_tokens,
+            placement=leg.reason,
             **fields,
         )
+
+
+def redeem(leg: Leg) -> None:
+    """The engine has answered: it has the KV."""
+    if leg.ticket is not None:
+        leg.ticket.used = True
 
 
 def leg_headers(run: RequestRun, leg: Leg) -> dict[str, str]:
@@ -205,6 +275,11 @@ def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
         raise EngineError(f"the engine ended the request with finish reason {finish!r}", fault=Fault.ABORTED)
     if stop_reason == RECOMPUTED:
         raise EngineError("the engine gave the request up to recompute it", fault=Fault.RECOMPUTED)
+
+
+def silent(seconds: float) -> EngineError:
+    """Nothing came in time."""
+    return EngineError(f"the engine has been silent for {seconds:g} s", fault=Fault.SILENT, status=504)
 
 
 def ended() -> EngineError:

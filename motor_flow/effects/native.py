@@ -54,10 +54,14 @@ _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 def native_body(run: RequestRun, leg: Leg) -> bytes:
     """The client's own request under the leg's id. Streams always ask for usage, for our own count."""
+    if run.obfuscated:
+        raise RuntimeError("an obfuscated request is about to leave in clear")
     fields: dict[str, object] = dict(run.envelope.fields)
     if run.envelope.api == "other":
         return _encode(fields)
     fields["request_id"] = leg.request_id
+    if run.budget is not None and run.tokens is not None:
+        fields |= run.budget.for_engine(run.tokens.prompts)
     raw = run.envelope.fields.get("stream_options", Raw(b"null"))
     if run.stream and bytes(raw)[:1] in (b"{", b"n"):  # anything else is refused by the engine, with its own words
         fields["stream_options"] = {**peek(raw, dict[str, Any], {}), "include_usage": True}

@@ -11,31 +11,47 @@ from typing import Literal
 import trio
 
 from machines.replay import RetryRequestPlan, plan
+from machines.topology import LETTERS, TRIGGER, Role
 from motor_flow.effects.context import Attempt, Barrier, Leg, PromptRun, RequestRun
+from motor_flow.effects.demand import needs
 from motor_flow.effects.inbox import Inbox
+from motor_flow.effects.matching import survey
 from motor_flow.effects.registered import request_effects
 from motor_flow.engine.token_only import leg_id
 from motor_flow.errors import NoTokenEngine
 from motor_flow.scheduling.scheduler import Experience
 from motor_flow.telemetry.log import get_logger
 
+PLACEMENTS_SHOWN_MAX = 8
 _log = get_logger()
 
 
 @request_effects.on("admitted")
-async def admit(_: RequestRun) -> Literal["granted"]:
-    """Every request is granted at once."""
-    await trio.lowlevel.checkpoint()
+async def admit(run: RequestRun) -> Literal["granted"]:
+    """Take the request's tokens, and wait for them if need be."""
+    flow = run.services.flow
+    if flow is None:
+        await trio.lowlevel.checkpoint()
+    else:
+        wanted = needs(run, flow.limits.unasked_output_tokens)
+        try:
+            run.grant = await flow.admit(run.identity.client, wanted)
+        finally:
+            run.responder.show_tokens(flow.capacity, flow.free)
+        run.held.callback(run.grant.close)
+    run.marks.admitted = trio.current_time()
     return "granted"
 
 
 @request_effects.on("scheduled", no_token_engine=NoTokenEngine)
 async def schedule(run: RequestRun) -> Literal["placed"]:
     """Reserve an instance for every prompt that waits, and make everything that belongs to its attempt."""
-    await trio.lowlevel.checkpoint()
+    await survey(run)
     for prompt in run.prompts:
         if prompt.progress == "waiting":
             _place(run, prompt)
+    if run.explain:
+        run.responder.explain("; ".join(leg.reason for leg in run.legs[:PLACEMENTS_SHOWN_MAX]))
     if run.stream and run.envelope.api != "other" and not run.responder.sealed:
         run.barrier = Barrier(len(run.prompts))
     if run.marks.placed is None:
@@ -52,31 +68,76 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
         stream.inbox = Inbox()
     if prompt.attempts and prompt.spent:
         return  # only the finish is missing: it is said without an engine
-    services = run.services
-    instance = services.scheduler.place("union", run.route, Experience(prompt.tried, prompt.avoid))
-    held.enter_context(services.leases.hold("instance_slots"))
-    prompt.instance = instance.id
-    number = prompt.attempts + 1
-    asked: RetryRequestPlan | None = None
-    if prompt.prompt is not None:
-        # Choices of one prompt share its engine stream, and are relayed only when there is one.
-        asked = plan(prompt.prompt, prompt.streams[0].ledger if prompt.committed else ())
-    prompt.attempt.leg = Leg(
-        prompt=prompt.index,
-        attempt=number,
-        instance=instance,
-        request_id=leg_id(run.identity.engine_base, number, prompt.index),
-        plan=asked,
-        inboxes=[stream.inbox for stream in prompt.streams],
+    choice = run.services.scheduler.choose(
+        run.route,
+        Experience(prompt.tried, prompt.avoid),
+        pairs=divisible(prompt),
     )
+    if choice.topology is TRIGGER and run.stream and len(run.prompts) > 1 and not run.obfuscated:
+        # The RFC's rule: one decode engine would have to call back for every prompt of one stream.
+        if not run.visible:
+            raise NoTokenEngine("a streamed list of prompts takes the native route in Trigger")
+        choice = run.services.scheduler.choose(run.route, Experience(prompt.tried, prompt.avoid), pairs=False)
+    prompt.attempt.topology = choice.topology
+    leg = prompt.attempt.leg = reserve(run, prompt, prompt.attempt, choice.role)
     if before is not None:
         _log.info(
             "relay" if run.visible else "retry",
             request_id=run.identity.request_id,
             prompt=prompt.index,
-            attempt=number,
+            attempt=leg.attempt,
             committed=prompt.committed,
-            remaining=asked.remaining if asked is not None else None,
+            remaining=leg.plan.remaining if leg.plan is not None else None,
+            topology=str(choice.topology),
             previous=before.instance.name,
-            instance=instance.name,
+            instance=leg.instance.name,
+            placement=leg.reason,
         )
+
+
+def divisible(prompt: PromptRun) -> bool:
+    """It can be split into prefill and decode: one prompt's KV is used once, by one choice.
+
+    A native request is served whole by one instance: its engines render it themselves, so two legs could disagree.
+    """
+    return prompt.prompt is not None and prompt.prompt.n == 1
+
+
+def reserve(run: RequestRun, prompt: PromptRun, attempt: Attempt, role: Role) -> Leg:
+    """An instance of this role, and a leg for it; both are given back with the attempt.
+
+    Raises:
+        ScheduleError: there is none.
+
+    """
+    services = run.services
+    pair = attempt.topology.profile
+    first = attempt.leg.instance if attempt.leg is not None else None
+    experience = Experience(prompt.tried, prompt.avoid)
+    placement = services.scheduler.place(role, run.route, experience, prompt.demand, pair=pair, partner=first)
+    instance = placement.instance
+    held = attempt.held.enter_context(ExitStack())
+    held.enter_context(placement.charge)
+    held.enter_context(services.leases.hold("instance_slots"))
+    if attempt.leg is None:
+        prompt.instance = instance.id
+        number = prompt.attempts + 1
+    else:  # the second leg of a running attempt
+        prompt.tried.add(instance.id)
+        number = prompt.attempts
+    asked: RetryRequestPlan | None = None
+    if prompt.prompt is not None:
+        # Choices of one prompt share its engine stream, and are relayed only when there is one.
+        asked = plan(prompt.prompt, prompt.streams[0].ledger if prompt.committed else ())
+    letter = LETTERS["union" if pair is None else role]
+    return Leg(
+        prompt=prompt.index,
+        attempt=number,
+        instance=instance,
+        request_id=leg_id(run.identity.engine_base, number, prompt.index, letter),
+        plan=asked,
+        inboxes=[stream.inbox for stream in prompt.streams],
+        held=held,
+        reason=placement.reason,
+        since=trio.current_time() if attempt.leg is None else attempt.leg.since,
+    )

@@ -11,11 +11,16 @@ from typing import Protocol
 
 from motor_flow.derender.client import DerenderClient
 from motor_flow.derender.normalise import ReasoningField
+from motor_flow.effects.errands import Errands
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
+from motor_flow.obfuscation.codec import TokenCodec
 from motor_flow.render.capability import Capability
 from motor_flow.render.client import RenderClient
 from motor_flow.render.local import LocalTokenizer
+from motor_flow.scheduling.admission import FlowControl
+from motor_flow.scheduling.callbacks import Callbacks
+from motor_flow.scheduling.conductor import Conductor
 from motor_flow.scheduling.leases import LeaseLedger
 from motor_flow.scheduling.scheduler import Scheduler
 from motor_flow.telemetry.metrics import Metrics
@@ -46,6 +51,12 @@ class Responder(Protocol):
     def warn(self, text: str) -> None:
         """Tell the client something beside the answer, in a header: before the head is sent."""
 
+    def explain(self, text: str) -> None:
+        """Tell the client why its engines were chosen, in a header; the last word before the head is sent counts."""
+
+    def show_tokens(self, limit: int, remaining: int) -> None:
+        """Tell the client how many tokens the server admits, and how many of them are free, in headers."""
+
     async def answer(self, status: int, body: bytes, media_type: str) -> None:
         """Send a whole good answer, and wait until it has left."""
 
@@ -59,7 +70,13 @@ class Services:
         attempts_max: per prompt, the first included.
         retry_delay_s: before a failed instance is asked again (exception_config.retry_delay).
         per_prompt_relay: stream_config.per_prompt_relay.
+        conductor: who knows what instances have cached; None: the policy does not go by it.
+        flow: admission in tokens; None: every request is granted at once.
+        unasked_output_tokens: what a choice that names no budget counts (flow_control_config.unasked_output_tokens).
+        context_budget: cut output budgets to what the context leaves (context_budget_mode).
+        context_tokens: prompt and output of one request, as far as anybody has said; None: nobody has.
         obfuscated: engines must not see semantic ids (token_obfuscation_config.enable).
+        codec: how token ids cross the border to engines.
         choices_max: prompts x n of one request (stream_config.choices_max).
         wall: Unix time in seconds; only for `created`.
 
@@ -70,8 +87,15 @@ class Services:
     derender: DerenderClient
     engines: EngineClient
     scheduler: Scheduler
+    callbacks: Callbacks
     local: LocalTokenizer
     leases: LeaseLedger
+    conductor: Conductor | None
+    errands: Errands
+    flow: FlowControl | None
+    unasked_output_tokens: int
+    context_budget: bool
+    context_tokens: Callable[[], int | None]
     metrics: Metrics
     patience: Patience
     coalesce: bool
@@ -80,6 +104,7 @@ class Services:
     retry_delay_s: float
     per_prompt_relay: bool
     obfuscated: bool
+    codec: TokenCodec
     reasoning_field: ReasoningField
     keep_alive_s: float
     infer_timeout_s: float

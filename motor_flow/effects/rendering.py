@@ -19,7 +19,9 @@ from motor_flow.derender.session import ChunkDerenderer, slim_request
 from motor_flow.effects.context import PromptRun, RequestRun, StreamRun
 from motor_flow.effects.registered import request_effects
 from motor_flow.errors import ClientError, RenderDown
-from motor_flow.render.route import decide
+from motor_flow.obfuscation.limits import natively
+from motor_flow.render.budget import OutputBudget
+from motor_flow.render.route import Decision, decide
 from motor_flow.telemetry.log import get_logger
 
 _encode = msgspec.json.encode
@@ -32,11 +34,13 @@ async def render(run: RequestRun) -> Literal["rendered", "bypassed"]:
     envelope, services = run.envelope, run.services
     run.stream = envelope.stream
     run.include_usage, run.continuous_usage = envelope.include_usage, envelope.continuous_usage
-    decision = decide(envelope, run.capability, stream=run.stream)
+    if services.context_budget:
+        run.budget = OutputBudget.of(envelope, services.context_tokens())
+    decision = _decide(run)
     if decision.render:
         try:
             run.tokens = await services.render.render(
-                envelope, headers={**run.headers, "x-request-id": run.identity.engine_base}
+                envelope, headers={**run.headers, "x-request-id": run.identity.engine_base}, budget=run.budget
             )
         except RenderDown as down:
             run.native_reason = f"render is {services.metrics.fallback(down.fault)}"
@@ -52,16 +56,28 @@ async def render(run: RequestRun) -> Literal["rendered", "bypassed"]:
         # Render read the request as an engine would: its view of these is the right one.
         run.stream = run.tokens.stream
         run.include_usage, run.continuous_usage = run.tokens.include_usage, run.tokens.continuous_usage
-        decision = decide(envelope, run.capability, stream=run.stream)
+        decision = _decide(run)
     run.native_reason = decision.reason
     _refuse_too_many(run)
+    _tell_cut(run)
     run.marks.rendered = trio.current_time()
     if run.tokens is not None:
         _log_tokens("render.ok", run, route=decision.route)
     if decision.route == "native":
         return "bypassed"
+    assert run.tokens is not None
+    for prompt in run.tokens.prompts:
+        services.codec.admit(prompt)
     run.prompts = _prompts(run)
     return "rendered"
+
+
+def _decide(run: RequestRun) -> Decision:
+    """The route of the first attempt. Engines that must not read requests have no native one."""
+    decision = decide(run.envelope, run.capability, stream=run.stream)
+    if run.obfuscated and decision.route == "native":
+        raise natively(decision.reason)
+    return decision
 
 
 def _refuse_too_many(run: RequestRun) -> None:
@@ -70,6 +86,14 @@ def _refuse_too_many(run: RequestRun) -> None:
     asked = run.envelope.n * run.envelope.prompts if tokens is None else sum(prompt.n for prompt in tokens.prompts)
     if asked > limit:
         raise ClientError(f"at most {limit} choices (prompts x n) are served in one request")
+
+
+def _tell_cut(run: RequestRun) -> None:
+    """A client that gets less than it asked for is told so."""
+    if run.budget is not None and run.tokens is not None:
+        left = run.budget.cut(run.tokens.prompts)
+        if left is not None:
+            run.responder.warn(f"{run.budget.key}: the context leaves {left}")
 
 
 def _prompts(run: RequestRun) -> list[PromptRun]:
@@ -121,6 +145,7 @@ async def localize(run: RequestRun) -> Literal["localized"]:
     """Count tokens without Render, as far as that is possible: the route does not depend on it."""
     run.tokens = await run.services.local.tokenize(run.envelope)
     _refuse_too_many(run)
+    _tell_cut(run)
     run.marks.rendered = trio.current_time()
     _log_tokens("render.fallback", run, route=run.route, fallback="local_tokenizer")
     return "localized"

@@ -17,6 +17,7 @@ from motor_flow.derender.normalise import role_choice
 from motor_flow.derender.usage import encoded_usage
 from motor_flow.effects.attempt import run_attempt
 from motor_flow.effects.context import Barrier, PromptRun, RequestRun
+from motor_flow.effects.placing import divisible
 from motor_flow.effects.registered import request_effects
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.scheduling.scheduler import Experience
@@ -46,6 +47,8 @@ async def generate(run: RequestRun) -> Literal["generated"]:
                 assert prompt.attempt.error is not None
                 raise prompt.attempt.error
         if all(prompt.progress == "done" for prompt in run.prompts):
+            if run.grant is not None:
+                run.grant.close()  # a slow client, or Derender, keeps nobody else waiting
             return "generated"
         await run.reports.wait()
 
@@ -93,7 +96,7 @@ async def _back_off(run: RequestRun, prompts: list[PromptRun]) -> None:
     services = run.services
 
     def fresh(prompt: PromptRun) -> bool:
-        return services.scheduler.has_fresh("union", run.route, Experience(prompt.tried, prompt.avoid))
+        return services.scheduler.has_fresh(run.route, Experience(prompt.shaken, prompt.avoid), pairs=divisible(prompt))
 
     if all(prompt.spent or fresh(prompt) for prompt in prompts):
         await trio.lowlevel.checkpoint()

@@ -16,6 +16,7 @@ import trio
 
 from machines import STREAM
 from machines.context import PendingChunk
+from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import merged
 from motor_flow.derender.normalise import shown_finish
 from motor_flow.derender.usage import encoded_usage
@@ -63,7 +64,8 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         if len(batch) == 1:
             ids, raw = last.ids, last.raw
         else:
-            ids, raw = [token for event in batch for token in event.ids], merged([event.raw for event in batch])
+            ids = SemanticIds([token for event in batch for token in event.ids])
+            raw = merged([event.raw for event in batch])
             metrics.coalesced_chunks.inc(len(batch) - 1)
         started = trio.current_time()
         try:
@@ -109,7 +111,7 @@ def derender_errors_logged(run: RequestRun) -> Iterator[None]:
         raise
 
 
-async def _choice(stream: StreamRun, raw: bytes, engine_finish: str | None) -> tuple[bytes, bytes, str | None]:
+async def _choice(stream: StreamRun, raw: SemanticJson, engine_finish: str | None) -> tuple[bytes, bytes, str | None]:
     """The client's choice object, the next state and the finish reason that the client sees."""
     derenderer = stream.derenderer
     assert derenderer is not None

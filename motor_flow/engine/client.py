@@ -7,10 +7,11 @@ Source: RFC 故障处理 (rows token-only Engine 能力, Engine 执行); contrac
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
+import msgspec
 import trio
 
 from machines.faults import Fault
@@ -23,6 +24,8 @@ from motor_flow.net.upstream import Upstream
 ENGINE: Upstream[EngineError] = Upstream(
     EngineError, "the engine", model_accepted=True, kinds={Fault.UNSUPPORTED: Unsupported}
 )
+ABORT_PATH = "/inference/v1/abort_requests"
+ABORT_TIMEOUT_S = 2.0
 ERROR_BODY_BYTES_MAX = 65536
 ERROR_BODY_TIMEOUT_S = 5.0
 
@@ -39,6 +42,23 @@ class EngineClient:
     def __init__(self, http: HttpClient, connect_timeout_s: float) -> None:
         self._http = http
         self._connect_timeout_s = connect_timeout_s
+
+    async def abort(self, url: str, engine_ids: Sequence[str]) -> bool:
+        """Have requests of ours ended by their names; true when the engine has taken it. Never raises for a failure."""
+        body = msgspec.json.encode({"request_ids": engine_ids})
+        try:
+            reply = await self._http.call("POST", url + ABORT_PATH, body=body, timeout_s=ABORT_TIMEOUT_S)
+        except TransportFault:
+            return False
+        return reply.status == 200
+
+    async def ask(self, url: str, body: bytes) -> bool:
+        """One request whose answer nobody reads; true when it was served. Never raises for a failure."""
+        try:
+            reply = await self._http.call("POST", url, body=body, timeout_s=ABORT_TIMEOUT_S)
+        except TransportFault:
+            return False
+        return reply.status == 200
 
     async def complaint(self, url: str) -> str | None:
         """Why the instance at this base URL does not seem to live; None when it does."""

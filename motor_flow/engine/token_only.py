@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from machines.replay import RetryRequestPlan
+from machines.tokens import PhysicalFields, PhysicalIds
+from motor_flow.engine.transfer import KEY, with_transfer
 
 GENERATE_PATH = "/inference/v1/generate"
 
@@ -28,23 +29,34 @@ def leg_id(request: str, attempt: int, prompt: int, leg: str = "u") -> str:
     return f"{request}.a{attempt}.p{prompt}.{leg}"
 
 
-def generate_body(plan: RetryRequestPlan, rest: Mapping[str, Any], *, request_id: str, stream: bool) -> bytes:
+def generate_body(
+    ids: PhysicalIds,
+    sampling: PhysicalFields,
+    rest: PhysicalFields,
+    *,
+    request_id: str,
+    stream: bool,
+    kv: Mapping[str, Any] | None = None,
+) -> bytes:
     """The body of a generate request. Streams always ask for the engine's usage: its details are known nowhere else.
 
     Args:
-        plan: what is asked for.
+        ids: prompt and replayed tokens.
+        sampling: parameters.
         rest: the prompt's other fields, as rendered.
         request_id: the leg's.
         stream: events, or one whole answer.
+        kv: transfer parameters; None: there is no second leg.
 
     """
     return _encode(
         {
             **rest,
             "request_id": request_id,
-            "token_ids": plan.ids,
-            "sampling_params": plan.sampling,
+            "token_ids": ids,
+            "sampling_params": sampling if kv is None else with_transfer(sampling, kv),
             "stream": stream,
             "stream_options": {"include_usage": True} if stream else None,
+            **({} if kv is None else {KEY: kv}),
         }
     )

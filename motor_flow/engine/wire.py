@@ -8,10 +8,13 @@ Source: vLLM 0.33 scale_out/token_in_token_out/protocol.py (GenerateTokensStream
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
+
+from machines.tokens import SemanticJson
 
 NULL = Raw(b"null")
 TokenIds = list[Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]]  # the ledger holds 4 bytes each
@@ -74,5 +77,13 @@ class Whole(msgspec.Struct):
     usage: Usage | None = None
 
 
-decode_chunk = msgspec.json.Decoder(Chunk).decode
-decode_whole = msgspec.json.Decoder(Whole).decode
+class Prefilled(msgspec.Struct):
+    """A prefill leg's answer, token-only or OpenAI; its tokens are of no interest."""
+
+    choices: list[WholeChoice] = []
+    usage: Usage | None = None
+
+
+decode_prefill = msgspec.json.Decoder(Prefilled).decode
+decode_chunk: Callable[[SemanticJson], Chunk] = msgspec.json.Decoder(Chunk).decode
+decode_whole: Callable[[SemanticJson], Whole] = msgspec.json.Decoder(Whole).decode

@@ -12,6 +12,7 @@ from motor_flow.errors import RenderDown, RenderError
 from motor_flow.net.http1 import TransportFault
 from motor_flow.net.sidecars import Sidecars
 from motor_flow.net.upstream import Upstream
+from motor_flow.render.budget import OutputBudget
 from motor_flow.render.envelope import CHAT_PATH, COMPLETIONS_PATH, Envelope
 from motor_flow.render.tokenization import TokenizedRequest, tokenized
 
@@ -34,12 +35,15 @@ class RenderClient:
         self._sidecars = sidecars
         self._timeout_s = timeout_s
 
-    async def render(self, request: Envelope, *, headers: Mapping[str, str]) -> TokenizedRequest:
+    async def render(
+        self, request: Envelope, *, headers: Mapping[str, str], budget: OutputBudget | None = None
+    ) -> TokenizedRequest:
         """Turn a request into tokens.
 
         Args:
             request: the client's.
             headers: plain ASCII, for the sidecar.
+            budget: cuts the output to what the context leaves.
 
         Raises:
             RenderError: refused, with Render's own status, message, type and param.
@@ -50,10 +54,14 @@ class RenderClient:
         if self._sidecars.lost:
             raise RenderDown("the Render sidecar does not answer", fault=Fault.UNREACHABLE)
         path = f"{CHAT_PATH if request.api == 'chat' else COMPLETIONS_PATH}/render"
+        body = request.encode() if budget is None else budget.for_render(request)
         try:
-            reply = await self._sidecars.post(path, request.encode(), timeout_s=self._timeout_s, headers=lines)
+            reply = await self._sidecars.post(path, body, timeout_s=self._timeout_s, headers=lines)
         except TransportFault as exc:
             raise RENDER.broken(exc) from exc
         if not 200 <= reply.status < 300:
             raise RENDER.refusal(reply, path)
-        return tokenized(request.api, reply.body)
+        tokens = tokenized(request.api, reply.body)
+        if budget is not None:
+            budget.write(tokens.prompts)
+        return tokens

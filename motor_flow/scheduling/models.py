@@ -40,16 +40,26 @@ class Models:
                 }
             )
         self._seen = False
+        self._lengths: set[int] = {max_model_len} if max_model_len else set()
 
     def learn(self, cards: Sequence[Card]) -> None:
         """An upstream named its models. The first one to do so replaces the card made from the configuration."""
         if not cards:
             return
+        for card in cards:
+            length = card.get("max_model_len")
+            if isinstance(length, int) and length > 0:
+                self._lengths.add(length)
         if not self._seen:
             self._cards = []
             self._seen = True
         known = {card["id"] for card in self._cards}
         self._cards += [card for card in cards if card["id"] not in known]
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Prompt and output of one request: the least that anybody has named; None: nobody has."""
+        return min(self._lengths, default=None)
 
     @property
     def cards(self) -> list[Card]:

@@ -18,13 +18,18 @@ Source: RFC Router、Scheduler 和 KV Conductor; contract section 7 (Excluded in
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from machines.context import Route
+from machines.topology import Choice, Profile
 from motor_flow.config.sections import Role
 from motor_flow.errors import NoTokenEngine, ScheduleError
-from motor_flow.scheduling.policy import RoundRobin
+from motor_flow.scheduling.callbacks import Callbacks
+from motor_flow.scheduling.load import Charge
+from motor_flow.scheduling.pairing import paired, pick
+from motor_flow.scheduling.policy import Chain, Demand
 from motor_flow.scheduling.registry import Instance, Registry
 
 
@@ -42,40 +47,115 @@ class Experience:
     avoid: Collection[int] = field(default=())
 
 
+class Placement(NamedTuple):
+    """Where a leg goes.
+
+    Attributes:
+        instance: there.
+        reason: the route receipt, for people: instance, policy, what it went by, tier and number of candidates.
+        charge: the leg's load; whoever takes the placement closes it.
+
+    """
+
+    instance: Instance
+    reason: str
+    charge: Charge
+
+
 class Scheduler:
     """All instances, and the policy between them.
 
     Args:
         registry: instances.
         policy: between equals.
+        callbacks: whether decode engines can call back decides whether Trigger can be used.
+        hybrids: prefill and decode instances may serve alone (enable_pd_separation_fallback_to_hybrid).
 
     """
 
-    def __init__(self, registry: Registry, policy: RoundRobin) -> None:
+    def __init__(self, registry: Registry, policy: Chain, callbacks: Callbacks, *, hybrids: bool = True) -> None:
         self._registry = registry
         self._policy = policy
+        self._callbacks = callbacks
+        self._hybrids = hybrids
 
-    def place(self, role: Role, route: Route, experience: Experience) -> Instance:
-        """The instance for one leg.
+    def of_role(self, role: Role) -> list[Instance]:
+        """Instances that may be given work."""
+        return self._registry.of_role(role)
+
+    def place(
+        self,
+        role: Role,
+        route: Route,
+        experience: Experience,
+        demand: Demand,
+        *,
+        pair: Profile | None = None,
+        partner: Instance | None = None,
+    ) -> Placement:
+        """Choose the instance for one leg and charge it, with nothing in between.
+
+        Args:
+            role: of the instance.
+            route: of the attempt.
+            experience: of the prompt.
+            demand: of the prompt.
+            partner: the instance of the other leg, if it has one already.
+            pair: the protocol between the two legs; None: this leg does all of it, whatever the instance's role.
 
         Raises:
             ScheduleError: there is none of this role.
             NoTokenEngine: those that are there are known to have no token-only route.
 
         """
-        tiers = self._tiers(role, route, experience)
-        return self._policy.choose(role, next(tier for tier in tiers if tier))
+        tiers = self._tiers(self._candidates(role, route, pair, partner), experience)
+        number, candidates = next((number, tier) for number, tier in enumerate(tiers, 1) if tier)
+        instance, why = self._policy.choose(role, candidates, demand)
+        reason = f"{instance.name} {why} tier={number} candidates={len(candidates)}"
+        return Placement(instance, reason, Charge(instance, demand.of("union" if pair is None else role)))
 
-    def has_fresh(self, role: Role, route: Route, experience: Experience) -> bool:
-        """A healthy instance is left that this prompt has not tried."""
+    def choose(self, route: Route, experience: Experience, *, pairs: bool) -> Choice:
+        """The topology for one attempt.
+
+        Args:
+            route: of the attempt.
+            experience: of the prompt.
+            pairs: the request can be split into prefill and decode.
+
+        Raises:
+            ScheduleError: nothing can serve it.
+            NoTokenEngine: nothing that is there has the token-only route.
+
+        """
+        return pick(
+            [instance for instance in self._registry if instance.standing == "available"],
+            route,
+            experience.avoid,
+            pairs=pairs,
+            hybrids=self._hybrids,
+            callbacks=bool(self._callbacks.url),
+        )
+
+    def has_fresh(self, route: Route, experience: Experience, *, pairs: bool) -> bool:
+        """For each leg of the next attempt, a healthy instance is left that has not failed this prompt.
+
+        Args:
+            route: of the attempt.
+            experience: of the prompt; `tried` are those that have failed it.
+            pairs: the request can be split into prefill and decode.
+
+        """
         try:
-            return bool(self._tiers(role, route, experience)[0])
+            topology, role = self.choose(route, experience, pairs=pairs)
+            roles = [role] if topology.second is None else [role, topology.second]
+            return all(self._tiers(self._candidates(each, route, topology.profile), experience)[0] for each in roles)
         except ScheduleError:
             return False
 
-    def _tiers(self, role: Role, route: Route, experience: Experience) -> list[list[Instance]]:
+    @staticmethod
+    def _tiers(candidates: Iterable[Instance], experience: Experience) -> list[list[Instance]]:
         tiers: list[list[Instance]] = [[], [], [], [], []]
-        for instance in self._candidates(role, route):
+        for instance in candidates:
             closed, avoided = instance.breaker.closed, instance.id in experience.avoid
             if not closed:
                 tier = 4 if avoided else 2
@@ -86,8 +166,17 @@ class Scheduler:
             tiers[tier].append(instance)
         return tiers
 
-    def _candidates(self, role: Role, route: Route) -> list[Instance]:
+    def _candidates(
+        self, role: Role, route: Route, pair: Profile | None, partner: Instance | None = None
+    ) -> list[Instance]:
         there = self._registry.of_role(role)
+        if pair is None:
+            there = [each for each in there if each.alone]
+        elif partner is None:
+            available = [each for each in self._registry if each.standing == "available"]
+            there = [each for each in paired(available, pair) if each.role == role]
+        else:
+            there = [each for each in there if each.fits(partner)]
         if not there:
             names = ", ".join(instance.name for instance in self._registry) or "none"
             raise ScheduleError(

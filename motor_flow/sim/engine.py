@@ -16,12 +16,17 @@ import hashlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import trio
+
 from motor_flow.sim import generate, native_chat, native_completion
 from motor_flow.sim.clock import Pace
 from motor_flow.sim.exchange import App
 from motor_flow.sim.facts import Facts
+from motor_flow.sim.kv import Transfers
 from motor_flow.sim.live import Live, LiveRequests
 from motor_flow.sim.oracle import Oracle, tiny_oracle
+from motor_flow.sim.permuted import Alphabet
+from motor_flow.sim.prefix_cache import PrefixCache
 from motor_flow.sim.protocol import GenerateRequest, read
 from motor_flow.sim.recent import Recent
 from motor_flow.sim.refusal import Refusal
@@ -43,6 +48,9 @@ DISABLED = "Scale-out endpoints are disabled. Restart vllm serve with --enable-s
 class Engine(App):
     """An ASGI app.
 
+    Attributes:
+        transfers: how its KV gets to other engines and from them; None: not at all.
+
     Args:
         name: who it is, for those who watch several.
         model_name: the one name that requests may give.
@@ -55,6 +63,9 @@ class Engine(App):
         scale_out: whether there are token routes.
         choices_max: how many choices one token request may want (max_num_seqs).
         api_key: if given, what must be borne on guarded routes.
+        cache_blocks: how many prompt blocks it caches; 0: none, and nothing is said of it in `usage`.
+        permutation: if its weights are permuted, at each physical id the token it means; on token routes.
+        prefill_s: the time to read one prompt token that is not cached; prompts are read one after another.
 
     """
 
@@ -72,6 +83,9 @@ class Engine(App):
         scale_out: bool = True,
         choices_max: int = 256,
         api_key: str | None = None,
+        cache_blocks: int = 0,
+        prefill_s: float = 0.0,
+        permutation: Sequence[int] | None = None,
     ) -> None:
         super().__init__(api_key=api_key)
         self.name = name
@@ -82,6 +96,11 @@ class Engine(App):
         self.first_token_s = first_token_s
         self.chunk_tokens = chunk_tokens
         self.choices_max = choices_max
+        self.cache = PrefixCache(cache_blocks) if cache_blocks else None
+        self.prefill_s = prefill_s
+        self._reads_until = 0.0
+        self.transfers: Transfers | None = None
+        self.alphabet = Alphabet(permutation) if permutation is not None else None
         self.seen: Recent[Seen] = Recent(CALLS_MAX)
         self.tokens_total = 0
         self._live = LiveRequests()
@@ -129,6 +148,8 @@ class Engine(App):
         if ids is None:
             raise Refusal("Missing 'request_ids' in request body", kind="Bad Request")
         self._live.abort(ids)
+        if self.transfers is not None:
+            self.transfers.abort(ids)
         await call.reply()
 
     async def generate(self, call: Exchange) -> None:
@@ -136,6 +157,9 @@ class Engine(App):
         if isinstance(body, dict):
             check_cache_salt(body.get("cache_salt"))
         request = read(GenerateRequest, body)
+        if self.alphabet is not None:
+            self.alphabet.understand(request)
+            call.translated = self.alphabet.say
         header = call.headers.get("x-request-id")
         record = Seen(
             call.path, body, call.headers, "generate", id=f"generate-tokens-{base_id(header, request.request_id)}"
@@ -155,12 +179,20 @@ class Engine(App):
                     raise
                 await call.fail(refusal)
                 return
-            live = self.start(request.token_ids, sampling, with_text=request.output_mode != "tokens")
+            kv = request.kv_transfer_params or {}
+            ids = request.token_ids
+            if self.transfers is not None:
+                ids = await self.transfers.fetch(kv, record.id, ids)
+            live = self.start(ids, sampling, with_text=request.output_mode != "tokens")
             with self._live.running(record.id, live):
                 if request.stream:
                     await generate.stream(served, request, live, record, call)
                 else:
-                    await call.reply_json(await generate.answer(served, self.oracle, request, live, record))
+                    answer = await generate.answer(served, self.oracle, request, live, record)
+                    if self.transfers is not None:
+                        finish = answer["choices"][0]["finish_reason"]
+                        answer["kv_transfer_params"] = self.transfers.offer(kv, record.id, request.token_ids, finish)
+                    await call.reply_json(answer)
 
     async def chat(self, call: Exchange) -> None:
         body = await call.json()
@@ -186,15 +218,23 @@ class Engine(App):
 
     def start(self, prompt: Sequence[int], sampling: Sampling, *, with_text: bool) -> Live:
         """Begin to answer a prompt, by this engine's clock."""
+        cached = self.cache.take(prompt) if self.cache is not None else None
         return Live(
             self.served,
             self.oracle,
             prompt,
             sampling,
-            pace=Pace(self.first_token_s, self.pace_s),
+            pace=Pace(self.first_token_s + self._reading_s(len(prompt) - (cached or 0)), self.pace_s),
             interval=self.chunk_tokens,
             with_text=with_text,
+            cached=cached,
         )
+
+    def _reading_s(self, tokens: int) -> float:
+        """How long it takes to read so many prompt tokens, behind the prompts that came before."""
+        now = trio.current_time()
+        self._reads_until = max(now, self._reads_until) + tokens * self.prefill_s
+        return self._reads_until - now
 
     def known_as(self, request_id: str, live: Live) -> Any:
         """While the block runs, the prompt can be aborted by this name."""

@@ -49,6 +49,7 @@ class Exchange:
         fault: what goes wrong with it.
         record: what is noted of it.
         dies: called when the fault takes the whole process along.
+        translated: what answers and events become before they leave.
 
     """
 
@@ -60,6 +61,7 @@ class Exchange:
         self.fault: Fault | None = None
         self.record: Seen | None = None
         self.dies: Callable[[float], None] | None = None
+        self.translated: Callable[[Any], Any] | None = None
         self._events = 0
         self._bytes = 0
         self._receive = receive
@@ -113,6 +115,8 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def reply_json(self, value: Any, *, status: int = 200) -> None:
+        if self.translated is not None:
+            value = self.translated(value)
         await self.reply(msgspec.json.encode(value), status=status)
 
     async def open(self) -> None:
@@ -123,6 +127,8 @@ class Exchange:
 
     async def event(self, data: bytes) -> None:
         """One event, as bytes with its `data: ` and its empty line."""
+        if self.translated is not None:
+            data = b"data: %b\n\n" % msgspec.json.encode(self.translated(msgspec.json.decode(data[6:])))
         if self.fault is not None and self.fault.kind == "slow":
             for at in range(0, len(data), SLOW_PIECE_BYTES):
                 await self._write(data[at : at + SLOW_PIECE_BYTES])

@@ -114,7 +114,7 @@ async def answer(served: Served, oracle: Oracle, request: GenerateRequest, live:
         "request_id": record.id,
         "model": served.model_name,
         "created": shapes.now(),
-        "usage": shapes.usage(len(prompt), count),
+        "usage": shapes.usage(len(prompt), count, cached=live.cached),
         "prompt_logprobs": prompt_logprobs(served, oracle, prompt, live.sampling.prompt_logprobs),
         "prompt_token_id_logprobs": None,
         "prompt_token_ids": list(prompt) if request.return_token_ids else None,
@@ -154,7 +154,7 @@ async def stream(served: Served, request: GenerateRequest, live: Live, record: S
                 )
             )
     if include:
-        await call.event(events.usage(len(prompt), sent(live.choices)))
+        await call.event(events.usage(len(prompt), sent(live.choices), cached=live.cached))
     await call.close()
 
 

@@ -38,8 +38,10 @@ class Live:
         pace: Pace,
         interval: int,
         with_text: bool,
+        cached: int | None = None,
     ) -> None:
         self.prompt = prompt
+        self.cached = cached
         self.sampling = sampling
         self.clock: Clock = pace.start()
         self.choices = [

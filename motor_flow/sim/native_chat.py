@@ -85,7 +85,7 @@ async def _answer(engine: Engine, request: ChatCompletionRequest, prompt: Prompt
         record.id,
         served.model_name,
         choices,
-        shapes.usage(len(prompt.ids), record.tokens, reasoning=thought if served.parsers else None),
+        shapes.usage(len(prompt.ids), record.tokens, reasoning=thought if served.parsers else None, cached=live.cached),
         fingerprint=engine.fingerprint,
         prompt_logprobs=prompt_logprobs(served, engine.oracle, prompt.ids, prompt.sampling.prompt_logprobs),
         prompt_token_ids=prompt.ids if request.return_token_ids else None,
@@ -124,7 +124,8 @@ class _Stream:
         if self._with_usage:
             thought = sum(parser.reasoning_tokens for parser in self._parsers) if self._counts_thought else None
             completion = sent(self._live.choices)
-            await call.event(self._events.usage(shapes.usage(len(self._prompt.ids), completion, reasoning=thought)))
+            usage = shapes.usage(len(self._prompt.ids), completion, reasoning=thought, cached=self._live.cached)
+            await call.event(self._events.usage(usage))
         await call.close()
 
     async def _begin(self, call: Exchange) -> None:

@@ -106,7 +106,7 @@ class _Work:
             self.record.id,
             self.engine.served.model_name,
             choices,
-            shapes.usage(self._prompt_tokens, self.record.tokens),
+            shapes.usage(self._prompt_tokens, self.record.tokens, cached=self.lives[-1].cached),
             fingerprint=self.engine.fingerprint,
         )
 
@@ -138,7 +138,8 @@ class _Work:
                         )
         if include:
             completion = sum(sent(live.choices) for live in self.lives)
-            await call.event(events.usage(shapes.usage(self._prompt_tokens, completion)))
+            usage = shapes.usage(self._prompt_tokens, completion, cached=self.lives[0].cached)
+            await call.event(events.usage(usage))
         await call.close()
 
     def _chunk(self, number: int, choice: Decoding, count: int) -> Plain | None:

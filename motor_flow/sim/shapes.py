@@ -18,13 +18,13 @@ def now() -> int:
     return int(time.time())
 
 
-def usage(prompt: int, completion: int, *, reasoning: int | None = None) -> Plain:
-    """The usage of a complete answer."""
+def usage(prompt: int, completion: int, *, reasoning: int | None = None, cached: int | None = None) -> Plain:
+    """The usage of a complete answer. Cached prompt tokens are told by engines that are asked to."""
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
         "completion_tokens_details": None if reasoning is None else {"reasoning_tokens": reasoning},
     }
 

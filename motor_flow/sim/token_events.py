@@ -73,7 +73,7 @@ class TokenEvents:
             )
         )
 
-    def usage(self, prompt: int, completion: int) -> bytes:
+    def usage(self, prompt: int, completion: int, *, cached: int | None = None) -> bytes:
         """The last event of a stream that was to tell its usage."""
-        plain = shapes.without_nulls(shapes.usage(prompt, completion))
+        plain = shapes.without_nulls(shapes.usage(prompt, completion, cached=cached))
         return b"".join((self._head, encode(plain), self._mode, b"]}\n\n"))

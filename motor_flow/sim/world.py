@@ -7,13 +7,20 @@ One sidecar and some engines, on real loopback sockets (the embedded cluster of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import trio
 
+from machines.topology import Profile, Role
 from motor_flow.edge.server import Server
+from motor_flow.net.http import HttpClient
+from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.memory import MemoryNet
+from motor_flow.net.stream import Dial, network
 from motor_flow.sim.engine import Engine
+from motor_flow.sim.kv import CALLBACK_S, Fabric, Transfers
 from motor_flow.sim.served import CONTEXT_TOKENS_DEFAULT
 from motor_flow.sim.sidecar import Sidecar
 
@@ -22,32 +29,61 @@ MEMORY_PORT = 80
 
 
 class Cluster:
-    """A sidecar and union engines.
+    """A sidecar and engines.
 
     Args:
         sidecar: the sidecar.
         engines: at least one.
+        roles: of the engines, in their order; union where it ends.
+        profile: how prefill and decode engines work together.
+
+    Attributes:
+        fabric: the KV that passes between them.
 
     """
 
-    def __init__(self, sidecar: Sidecar, engines: Sequence[Engine]) -> None:
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        engines: Sequence[Engine],
+        *,
+        roles: Sequence[Role] = (),
+        profile: Profile | None = None,
+    ) -> None:
         self.sidecar = sidecar
         self.engines = list(engines)
+        self.fabric = Fabric()
+        self._roles = [*roles, *["union"] * (len(self.engines) - len(roles))]
+        self._profile = profile
         self._sidecar_at = ("", 0)
         self._engines_at: list[tuple[str, int]] = []
 
     async def listen_on_loopback(self, nursery: trio.Nursery) -> None:
         """Serve on free loopback ports until the nursery ends."""
+        self._connect(network())
         self._sidecar_at = await _on_loopback(nursery, Server(self.sidecar))
         self._engines_at = [await _on_loopback(nursery, Server(engine)) for engine in self.engines]
 
     def listen_on(self, net: MemoryNet) -> None:
         """Serve on an in-memory network: the sidecar as `sidecar`, engines by their names."""
+        self._connect(net.dial)
         self._sidecar_at = ("sidecar", MEMORY_PORT)
         self._engines_at = [(engine.name, MEMORY_PORT) for engine in self.engines]
         net.listen(*self._sidecar_at, Server(self.sidecar).serve_stream)
         for engine, address in zip(self.engines, self._engines_at, strict=True):
             net.listen(*address, Server(engine).serve_stream)
+
+    def _connect(self, dial: Dial) -> None:
+        """Prefill and decode engines get their KV connectors."""
+        http = HttpClient(Pool(dial))
+
+        async def call(url: str, body: dict[str, Any]) -> None:
+            with suppress(TransportFault):  # vllm-ascend takes whatever comes of it for delivered
+                await http.call("POST", url, body=msgspec.json.encode(body), timeout_s=CALLBACK_S)
+
+        for engine, role in zip(self.engines, self._roles, strict=True):
+            if role != "union":
+                engine.transfers = Transfers(engine.name, self.fabric, call)
 
     def configuration(self) -> dict[str, Any]:
         """The part of a Coordinator's configuration that names this cluster."""
@@ -59,8 +95,9 @@ class Cluster:
             },
             "render_config": {"endpoint": {"host": host, "port": port}},
             "instances": [
-                {"id": number, "role": "union", "url": f"http://{host}:{port}"}
-                for number, (host, port) in enumerate(self._engines_at, 1)
+                {"id": number, "role": role, "url": f"http://{host}:{port}"}
+                | ({"dispatch_profile": self._profile} if self._profile and role != "union" else {})
+                for number, ((host, port), role) in enumerate(zip(self._engines_at, self._roles, strict=True), 1)
             ],
         }
 

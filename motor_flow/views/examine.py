@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import trio
 
 from machines.faults import Fault
-from motor_flow.config import Config, EndpointSection, InstanceSection
+from motor_flow.config import BadConfiguration, Config, EndpointSection, InstanceSection
 from motor_flow.engine.probe import ask_token_only
 from motor_flow.engine.token_only import GENERATE_PATH
 from motor_flow.net.asking import ask_models, ask_version
@@ -24,6 +24,7 @@ from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Pool, TransportFault
 from motor_flow.net.stream import Dial
 from motor_flow.net.verdict import judge
+from motor_flow.obfuscation.providers import codec_of
 from motor_flow.render.local import can_load
 from motor_flow.render.probe import Unclear, probe_sidecar
 
@@ -86,7 +87,7 @@ async def examine(config: Config, dial: Dial) -> list[Finding]:
     reports = [found[order] for order in sorted(found)]
     lengths: AbstractSet[int] = frozenset().union(*(report.lengths for report in reports))
     asked = [finding for report in reports for finding in report.findings]
-    return [*_instances(config), *asked, *_same_length(lengths), *_tls(config), *_local(config)]
+    return [*_instances(config), *asked, *_same_length(lengths), *_tls(config), *_hiding(config), *_local(config)]
 
 
 async def _sidecar(config: Config, endpoint: EndpointSection, http: HttpClient) -> Report:
@@ -170,6 +171,18 @@ def _same_length(lengths: AbstractSet[int]) -> list[Finding]:
 def _tls(config: Config) -> list[Finding]:
     files = [*config.infer_tls.files, *config.mgmt_tls.files]
     return [Finding("TLS", path, "bad", "cannot be read") for path in files if not os.access(path, os.R_OK)]
+
+
+def _hiding(config: Config) -> list[Finding]:
+    """Can the tables of token obfuscation be made here?"""
+    section = config.obfuscation
+    if not section.enable:
+        return []
+    try:
+        codec_of(section, config.model.model_path)
+    except BadConfiguration as exc:
+        return [Finding("token obfuscation", section.provider, "bad", fault) for fault in exc.faults]
+    return [Finding("token obfuscation", section.provider, "ok", "the tables can be made, and undo each other")]
 
 
 def _local(config: Config) -> list[Finding]:

@@ -29,6 +29,7 @@ from motor_flow.edge.server import Server
 from motor_flow.telemetry.log import get_logger
 from motor_flow.views.exits import EXIT_BY_SIGNAL
 
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 LAST_WORDS_S = 2.0  # for error events to leave after an eviction
 Listeners = Sequence[trio.SocketListener] | Sequence[trio.SSLListener[trio.SocketStream]]
 _log = get_logger()
@@ -71,6 +72,7 @@ class Process:
         async with trio.open_nursery() as nursery:
             for listening, (_, app, _) in zip(listeners[1:], places[1:], strict=True):
                 await nursery.start(Server(app, on_bug=_report).serve, listening)
+            await self._serve_callbacks(nursery)
             with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 if await self._started(nursery, signals):
                     finished = trio.Event()
@@ -82,6 +84,23 @@ class Process:
             nursery.cancel_scope.cancel(reason="the process ends")
         self._app.close()
         return status
+
+    async def _serve_callbacks(self, nursery: trio.Nursery) -> None:
+        """Decode engines of Trigger call back on a port of their own. Without it only Trigger is off."""
+        where = self._app.config.metaserver
+        host, port = where.advertised_host, where.base_port
+        if not port:
+            return
+        if host in WILDCARDS:
+            _log.warning("trigger_off", reason="metaserver_config.advertised_host must be an address engines can reach")
+            return
+        try:
+            listeners = await _listen(host, port, TlsSection())
+        except CannotListen as exc:
+            _log.warning("trigger_off", reason=str(exc))
+            return
+        await nursery.start(Server(self._app.metaserver, on_bug=_report).serve, listeners)
+        self._app.callbacks.url = f"http://{_address(listeners)}"
 
     async def _started(self, house: trio.Nursery, signals: object) -> bool:
         """Probe everything; false when a signal came first."""

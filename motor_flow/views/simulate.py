@@ -17,14 +17,15 @@ import trio
 
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.server import Server
+from motor_flow.sim.conductor import Conductor
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.faults import BadFault, Fault, Plan
 from motor_flow.sim.sidecar import Sidecar
 from motor_flow.views.exits import EXIT_FAILED
 
 HOST = "127.0.0.1"
-Kind = Literal["engine", "sidecar"]
-__all__ = ["BadFault", "engine", "plan", "run_simulator", "sidecar"]
+Kind = Literal["engine", "sidecar", "kv"]
+__all__ = ["BadFault", "conductor", "engine", "plan", "run_simulator", "sidecar"]
 
 
 def run_simulator(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
@@ -61,6 +62,11 @@ def engine(*, name: str, pace_s: float, first_token_s: float, max_model_len: int
 def sidecar(*, max_model_len: int, parsers: bool) -> Sidecar:
     """A Render/Derender sidecar."""
     return Sidecar(max_model_len=max_model_len, parsers=parsers)
+
+
+def conductor(*, objects: bool) -> Conductor:
+    """A KV conductor."""
+    return Conductor(objects=objects)
 
 
 def plan(faults: Plan, lines: Iterable[str]) -> None:

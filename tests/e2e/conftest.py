@@ -18,15 +18,21 @@ from tests.e2e.residue import assert_idle
 
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory):
-    """A real Render sidecar and a real engine: `vllm.sidecar` and `vllm.engine` are ports."""
+def vllm_home():
+    """What install.sh made."""
     home = os.environ.get("MOTOR_FLOW_VLLM")
     if not home:
         reason = "MOTOR_FLOW_VLLM is not set: no real vLLM here"
         if os.environ.get("MOTOR_FLOW_VLLM_REQUIRED"):
             pytest.fail(reason)
         pytest.skip(reason)
-    venv = Path(home) / "v033"
+    return Path(home)
+
+
+@pytest.fixture(scope="session")
+def vllm(vllm_home, tmp_path_factory):
+    """A real Render sidecar and a real engine: `vllm.sidecar` and `vllm.engine` are ports."""
+    venv = vllm_home / "v033"
     where = tmp_path_factory.mktemp("vllm")
     model = real.model_dir(where / "tiny")
     sidecar, engine = real.free_port(), real.free_port()

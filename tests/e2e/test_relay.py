@@ -65,7 +65,8 @@ def engines(vllm, tmp_path_factory):
 def serving(vllm, engines, where, kinds=(*KINDS, "list"), **changes):
     """A Coordinator in front of all gates; every kind of answer has been given once, without a fault."""
     ports = [gate.port for gate in engines.gates]
-    with real.coordinator(where, vllm.sidecar, ports, **changes) as (infer, _, obs):
+    turns = {"scheduler_config": {"scheduler_type": "round_robin"}}  # each engine has its turn to fail
+    with real.coordinator(where, vllm.sidecar, ports, **(turns | changes)) as (infer, _, obs):
         asked = KINDS | {"list": LIST}
         want = {kind: Reading(infer, f"want-{where.name}-{kind}", asked[kind]).result() for kind in kinds}
         yield SimpleNamespace(infer=infer, obs=obs, want=want)

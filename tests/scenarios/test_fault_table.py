@@ -211,7 +211,8 @@ async def play(line):
     body = BODY | {"stream": line.mode == "stream"}
     config = CONFIG
     if "obfuscated" in line.way:
-        config = CONFIG | {"token_obfuscation_config": {"enable": True}}
+        hidden = {"enable": True, "seed_content": "0123456789abcdef0123456789abcdef", "vocab_size": 650}
+        config = CONFIG | {"token_obfuscation_config": hidden}
     if line.way == "context exceeded":
         body["prompt"] = "x " * 5000
     if line.way == "engine: silent" and line.mode == "whole":  # only the request's own deadline bounds a whole answer

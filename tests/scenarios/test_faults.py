@@ -446,16 +446,6 @@ async def test_a_body_of_33_mib(nursery, autojump_clock):
     await world.check()
 
 
-async def test_obfuscation_fails_closed(nursery, autojump_clock):
-    """Switched on but not available: nothing leaves in clear."""
-    world = await make_world(nursery, config={"token_obfuscation_config": {"enable": True}})
-    for path, body in ((CHAT, CHAT_BODY), (TEXT, NATIVE_BODY), ("/v1/responses", {"input": "x"})):
-        assert (await world.ask(path, body)).status == 501
-    assert not (world.seen("render"))
-    assert not (world.seen("generate"))
-    assert not (world.seen("native"))
-
-
 async def test_a_bug_is_a_500_without_detail(nursery, autojump_clock, monkeypatch, capsys):
     world = await make_world(nursery)
 

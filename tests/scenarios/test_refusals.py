@@ -98,7 +98,7 @@ async def test_what_render_takes_for_a_stream_is_one(nursery, autojump_clock):
 
 
 async def test_readiness_means_that_something_could_serve(nursery, autojump_clock):
-    for role, ready in (("prefill", False), ("union", True)):
+    for role, ready in (("decode", False), ("prefill", True), ("union", True)):
         world = await make_world(nursery, config={"instances": [{"id": 1, "role": role, "url": "http://engine-1"}]})
         assert world.app.ready is ready
         got = await world.ask(CHAT, BODY)

@@ -46,6 +46,7 @@ SHAPES = {
     "min tokens": (TEXT, PLAIN | {"min_tokens": 25, "ignore_eos": False}),
     "emoji": (CHAT, TALK | USAGE | {"messages": [{"role": "user", "content": "你好 🎉🚀 emoji 家"}]}),
 }
+HIDDEN = {"enable": True, "seed_content": "a seed", "vocab_size": 646, "token_white_list": [0, 2]}
 KINDS = ("cut", "eof", "done", "stall", "error", "garbage", "abort", "recomputed", "die")
 
 
@@ -358,10 +359,9 @@ async def test_another_instance_lacks_it_too_in_mid_stream(nursery, autojump_clo
 # --- obfuscated requests --------------------------------------------------------------------------
 
 
-async def test_semantic_ids_never_leave_for_the_native_route(nursery, autojump_clock, monkeypatch):
+async def test_semantic_ids_never_leave_for_the_native_route(nursery, autojump_clock):
     """Without Render, or without a token-only engine, an obfuscated request ends."""
-    world = await make_world(nursery, engines=1, config={"token_obfuscation_config": {"enable": True}})
-    monkeypatch.setattr(world.app._inference, "_refusal", None)
+    world = await make_world(nursery, engines=1, config={"token_obfuscation_config": HIDDEN})
     Scripted(world, "engine-1", {"/generate": [[error(403, "x", "PermissionDeniedError")]]})
     got = await world.ask(CHAT, TALK)
     assert (got.status, got.error["stage"]) == (501, "schedule")
@@ -416,9 +416,10 @@ async def test_a_sealed_stream_goes_native_when_the_next_engine_lacks_the_route(
     config = {"stream_config": {"sse_keep_alive_interval": 1}}
     world = await make_world(nursery, engines=2, config=config)
     want = await world.stream(CHAT, TALK)
-    world.app.services.scheduler._policy._next.clear()
-    Scripted(world, "engine-1", {"/generate": [[SSE_HEAD, 2.5, SSE_END]]})
-    Scripted(world, "engine-2", {"/generate": [[error(403, "x", "PermissionDeniedError")]]})
+    for engine in world.engines:
+        engine.first_token_s = 2.5
+        engine.faults.add(Fault("eof", on="generate", only=lambda record: ".a1." in record.body["request_id"]))
+        engine.faults.add(Fault("status", status=403, on="generate", only=lambda r: ".a2." in r.body["request_id"]))
     got = await world.stream(CHAT, TALK)
     check_same(got, want)
     assert sum("role" in choice["delta"] for chunk in got.chunks for choice in chunk["choices"]) == 1

@@ -252,10 +252,10 @@ def test_a_fault_in_the_environment_names_the_variable(read, variable, value, sa
 
 
 def test_what_has_no_effect_yet_is_named_in_one_warning(read):
-    loaded = read({"flow_control_config": {"enable": True}, "stream_config": {"coalesce": False}})
+    loaded = read({"inference_workers_config": {"num_workers": 1}, "stream_config": {"coalesce": False}})
     tokenizer, warning = start_warnings(loaded.config, loaded.given)
     assert "no local tokenizer (model_config.model_path is not set)" in tokenizer
-    assert warning == "not in effect yet: flow_control_config.enable"
+    assert warning == "not in effect yet: inference_workers_config.num_workers"
     assert start_warnings(read({}).config, read({}).given) == [tokenizer]
 
 

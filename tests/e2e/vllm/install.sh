@@ -10,7 +10,26 @@ DIR=${1:?usage: install.sh DIR}
 HERE=$(cd "$(dirname "$0")" && pwd)
 PY=${PY:-python3.11}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-[ -f "$DIR/.complete" ] && exit 0
+
+nixl() { # moves KV between engines. Its own dependencies are CUDA builds of what is there, hence no dependencies
+    [ -f "$DIR/.nixl" ] && return
+    "$DIR/v032/bin/pip" install -q --no-deps nixl==1.5.1 nixl-cu12==1.5.1
+    touch "$DIR/.nixl"
+}
+
+sdk() { # hides token ids. It needs torch without saying so, and would bring the CUDA build of it
+    [ -f "$DIR/.sdk" ] && return
+    rm -rf "$DIR/sdk"
+    "$DIR/v032/bin/pip" install -q --no-deps --target "$DIR/sdk" ai-asset-obfuscate==26.0.22
+    rm -rf "$DIR/sdk/tests" # its own, under the name of ours
+    touch "$DIR/.sdk"
+}
+
+if [ -f "$DIR/.complete" ]; then
+    nixl # an environment may be older than the tests that need it
+    sdk
+    exit 0
+fi
 rm -rf "$DIR"
 mkdir -p "$DIR"
 
@@ -34,4 +53,6 @@ rm -f "$NEW"/vllm/vllm_flash_attn/*.so "$NEW"/vllm/_moe_C_stable_libtorch.abi3.s
       "$NEW"/vllm/_qutlass_C.abi3.so "$NEW"/vllm/_flash*_C.abi3.so "$NEW"/vllm/_deepselect_C.abi3.so "$NEW"/vllm/vllm-rs
 rm -rf "$NEW"/vllm/third_party/deep_gemm "$NEW"/vllm/third_party/fmha_sm100
 sed -i 's/^Version: .*/Version: 0.33.0+cpu/' "$NEW"/vllm-0.33.0.dist-info/METADATA # selects the CPU platform
+nixl
+sdk
 touch "$DIR/.complete"

@@ -1,0 +1,99 @@
+"""Which topologies could serve an attempt right now?
+
+Chosen for each attempt from what is alive: a pair while prefill and decode instances fit together and are well, else
+one instance alone. Clusters in which prefill and decode instances follow different protocols are refused: a guess
+would strand KV.
+
+Source: MindIE Motor's selection and degradation order; contract section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from machines.context import Route
+from machines.topology import Alive, Choice, Profile, Role, choices
+from motor_flow.errors import NoTokenEngine, ScheduleError
+from motor_flow.scheduling.registry import Instance
+
+
+def pick(
+    instances: Iterable[Instance],
+    route: Route,
+    avoid: Collection[int],
+    *,
+    pairs: bool,
+    hybrids: bool,
+    callbacks: bool,
+) -> Choice:
+    """The best topology for one attempt.
+
+    Args:
+        instances: that may be given work.
+        route: of the attempt.
+        avoid: ids of instances that this prompt avoids.
+        pairs: the request can be split.
+        hybrids: prefill and decode instances may serve alone.
+        callbacks: decode engines can call back (Trigger).
+
+    Raises:
+        ScheduleError: nothing can serve it, with the reason.
+        NoTokenEngine: nothing that is there has the token-only route.
+
+    """
+    there = list(instances)
+    able = [each for each in there if route == "native" or each.token_only]
+    if there and not able:
+        raise NoTokenEngine("no engine instance offers the token-only route that this request needs")
+    fit = [each for each in able if each.breaker.closed and each.id not in avoid]
+    profile = _profile(able, callbacks=callbacks)
+    alive = Alive(
+        fit=_roles(paired(fit, profile)),
+        usable=_roles(paired(able, profile)),
+        fit_alone=_roles(each for each in fit if each.alone),
+        usable_alone=_roles(each for each in able if each.alone),
+        profile=profile,
+    )
+    best = next(choices(alive, pairs=pairs, hybrids=hybrids), None)
+    if best is None:
+        names = ", ".join(each.name for each in there) or "none"
+        reason = "" if hybrids or not there else ", and enable_pd_separation_fallback_to_hybrid is off"
+        raise ScheduleError(
+            f"no engine instance can serve this request{reason}",
+            retry_after_s=1,
+            detail=f"registered instances: {names}",
+        )
+    return best
+
+
+def paired(instances: Iterable[Instance], profile: Profile | None) -> list[Instance]:
+    """Those that have a partner among them."""
+    members = [each for each in instances if each.role != "union" and each.profile == profile]
+    return [each for each in members if any(each.fits(other) for other in members)]
+
+
+def _roles(instances: Iterable[Instance]) -> frozenset[Role]:
+    return frozenset(instance.role for instance in instances)
+
+
+def _profile(instances: Iterable[Instance], *, callbacks: bool) -> Profile | None:
+    """How prefill and decode instances work together; None: they do not, or nobody said how.
+
+    Raises:
+        ScheduleError: they follow different protocols.
+
+    """
+    found: dict[Role, set[Profile]] = {"union": set(), "prefill": set(), "decode": set()}
+    for instance in instances:
+        if instance.role != "union" and instance.profile is not None:
+            found[instance.role].add(instance.profile)
+    profiles = found["prefill"] | found["decode"]
+    if len(profiles) > 1:
+        raise ScheduleError(
+            "instances of handoff and trigger are registered side by side: which one this cluster is cannot be guessed",
+            detail="give all prefill and decode instances one dispatch_profile",
+        )
+    profile = next(iter(profiles), None)
+    if profile not in found["prefill"] or profile not in found["decode"]:
+        return None
+    return profile if profile == "handoff" or callbacks else None
