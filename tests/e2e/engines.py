@@ -49,6 +49,10 @@ class MortalEngine:
         if leg.gate is self.gate:
             os.kill(self._core(), signal.SIGSTOP)
 
+    def go_on(self):
+        """Undo `stop_core`; nothing happens to a process that was not stopped."""
+        os.killpg(self.child.pid, signal.SIGCONT)
+
     def kill_core(self):
         """`kill -9` the process that computes; the one that speaks HTTP lives on, for a moment."""
         now = time.monotonic()

@@ -158,8 +158,9 @@ def caught(served, engines, victim, name, request, *, siblings=(), prompt=0, **m
             assert all(view["progress"] == "running" for view in views[-1]["prompts"])
             return [one, *others], reading
         for trap in (one, *others):
-            trap.then = "pass"  # it went to another engine, or that one was too fast
+            trap.then = "pass"  # it went to another engine, or one of them was too fast
             trap.go.set()
+        victim.go_on()
         assert reading.result().status == 200
         if siblings and turn % 2:  # or the prompts of the next list would go to the same engines
             Reading(served.infer, f"{name}-next", KINDS["reasoning"]).result()
