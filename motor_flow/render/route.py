@@ -62,7 +62,6 @@ RULES = (
         "prompt_logprobs of completions",
         lambda request, _: request.api == "completions" and request.given("prompt_logprobs"),
     ),
-    Rule("stop strings in a stream", lambda request, _: request.stream and request.given("stop")),
     Rule(
         "streaming through the chain is switched off", lambda request, sidecar: request.stream and not sidecar.streaming
     ),

@@ -24,16 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from motor_flow.net.http import HttpClient, origin_of
 from motor_flow.net.http1 import Pool
 from motor_flow.net.stream import Dial, network
+from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_CONFIG, EXIT_FAILED, EXIT_PROBLEMS, EXIT_USAGE
 from motor_flow.views.parity.asking import Unreachable, compare_all, meet
 from motor_flow.views.parity.cases import BadCorpus, Case, matching, read_corpus, shipped
 from motor_flow.views.parity.outcome import Outcome, Result
 from motor_flow.views.parity.telling import document, tell
-from motor_flow.views.serve import EXIT_BY_SIGNAL, EXIT_FAILED
 
-EXIT_USAGE = 2
-EXIT_PROBLEMS = 3
 EXIT_UNREACHABLE = 69
-EXIT_CORPUS = 78
 STDOUT = Path("-")
 
 
@@ -56,7 +53,7 @@ def run_parity(
         urls = [_base(url) for url in (native, coordinator)]
         found = trio.run(_until_signal, urls, model, cases)
     except BadCorpus as exc:
-        return _failed(exc, EXIT_CORPUS)
+        return _failed(exc, EXIT_CONFIG)
     except Misused as exc:
         return _failed(exc, EXIT_USAGE)
     except Unreachable as exc:
@@ -71,7 +68,7 @@ def list_cases(corpus: Path | None, only: str | None) -> int:
     try:
         cases = chosen(corpus, only)
     except BadCorpus as exc:
-        return _failed(exc, EXIT_CORPUS)
+        return _failed(exc, EXIT_CONFIG)
     except Misused as exc:
         return _failed(exc, EXIT_USAGE)
     sys.stdout.write("".join(f"{case.name}\n" for case in cases))

@@ -1,0 +1,126 @@
+"""A streamed request with stop strings gives the text that native vLLM would give.
+
+Contract sections 3 and 7 (Stop strings while streaming); RFC 流式能力. The right answer is the same engine's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from motor_flow.sim.faults import Fault
+from motor_flow.views.parity.compare import differences
+from tests.scripted import Scripted, SSE_HEAD, event, tokens
+from tests.world import CHAT, TEXT, make_world
+
+USAGE = {"stream_options": {"include_usage": True}}
+PLAIN = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True} | USAGE
+TALK = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 80} | USAGE
+CALL = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Weather in Paris?"}],
+    "max_tokens": 200,
+    "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}],
+} | USAGE
+SHAPES = {
+    "completion": (TEXT, PLAIN),
+    "logprobs": (TEXT, PLAIN | {"logprobs": 2}),
+    "ids": (TEXT, PLAIN | {"return_token_ids": True}),
+    "chat": (CHAT, TALK),
+    "chat logprobs": (CHAT, TALK | {"logprobs": True, "top_logprobs": 2}),
+    "Chinese and emoji": (CHAT, TALK | {"messages": [{"role": "user", "content": "Say hello in Chinese."}]}),
+    "thinking off": (CHAT, TALK | {"chat_template_kwargs": {"enable_thinking": False}}),
+}
+
+
+async def told(world, path, body):
+    """What the answer says without stop strings."""
+    answer = (await world.stream(path, body)).answer
+    return answer.choices[0]
+
+
+def pieces(text):
+    """Stop strings that occur: short and long ones, at every place."""
+    return [text[at : at + size] for at in range(0, len(text) - 12, 5) for size in (1, 3, 9)]
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize("coalesce", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clock, shape, coalesce, included):
+    path, body = SHAPES[shape]
+    world = await make_world(
+        nursery, engine={"pace_s": 0.001}, config={"stream_config": {"coalesce": coalesce}}
+    )
+    said = await told(world, path, body)
+    cut = 0
+    for stop in pieces(said.content)[:: 1 if shape == "completion" else 4]:
+        asked = body | {"stop": [stop, "never said"], "include_stop_str_in_output": included}
+        want = await world.native(path, asked, stream=True)
+        got = await world.stream(path, asked)
+        assert [d for d in differences(want.answer, got.answer) if d.field != "reasoning_tokens"] == [], stop
+        cut += got.answer.choices[0].stop_reason == stop
+    assert cut
+    assert not any(record.body.get("stop") for record in world.seen("derender"))
+    await world.check()
+
+
+async def test_until_min_tokens_no_stop_string_counts(nursery, autojump_clock):
+    world = await make_world(nursery)
+    said = await told(world, TEXT, PLAIN)
+    asked = PLAIN | {"stop": [" "], "min_tokens": 25}
+    want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)
+    assert differences(want.answer, got.answer) == []
+    assert said.content.startswith(got.answer.choices[0].content)
+    assert got.answer.usage["completion_tokens"] > 25
+    await world.check()
+
+
+async def test_a_sibling_is_untouched(nursery, autojump_clock):
+    """Each choice of each prompt ends for itself."""
+    world = await make_world(nursery, engine={"pace_s": 0.001})
+    asked = PLAIN | {"prompt": ["Once upon a time", "Numbers: "], "n": 2, "temperature": 1.0, "seed": 5, "stop": ["e "]}
+    want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)
+    assert differences(want.answer, got.answer) == []
+    assert {choice.finish_reason for choice in got.answer.choices.values()} == {"stop", "length"}
+    await world.check()
+
+
+async def test_a_tool_call_that_says_no_stop_string_is_whole(nursery, autojump_clock):
+    world = await make_world(nursery)
+    want = await world.stream(CHAT, CALL)
+    got = await world.stream(CHAT, CALL | {"stop": ["never said"]})
+    assert got.answer.choices == want.answer.choices
+    assert got.answer.choices[0].tool_calls
+    await world.check()
+
+
+async def test_an_engine_dies_before_inside_and_behind_a_stop_string(nursery, autojump_clock):
+    """The engine that takes over cannot see where it began: it is found here, and that engine is told to stop."""
+    world = await make_world(nursery, engine={"pace_s": 0.01})
+    said = await told(world, TEXT, PLAIN)
+    stop = said.content[20:32]
+    asked = PLAIN | {"stop": [stop]}
+    want = await world.stream(TEXT, asked)
+    assert want.answer.choices[0].stop_reason == stop
+    end = want.answer.usage["completion_tokens"]
+    for after in range(1, end):
+        fault = Fault("cut", after=after)
+        for one in world.engines:
+            one.seen.clear()
+            one.faults.add(fault)  # it happens once, wherever the request goes first
+        got = await world.stream(TEXT, asked)
+        assert differences(want.answer, got.answer) == [], after
+        assert len(world.seen()) == 2
+        for one in world.engines:
+            one.faults.clear()
+    await world.check()
+
+
+async def test_what_was_found_here_ends_the_answer_at_once(nursery, autojump_clock):
+    """The engine that took over has nothing more to say for a long time: nobody waits for it."""
+    world = await make_world(nursery, engines=1, engine={"pace_s": 0.01})
+    said = await told(world, TEXT, PLAIN)
+    first, second = ids_of(world.seen()[-1], 2)
+    text = said.content
+    stop = text[1 : len(text) // 8]
+    asked = PLAIN | {"stop": [stop]}
