@@ -1,4 +1,4 @@
-"""Real vLLM for the tests that are marked `vllm`: started once per session.
+"""Real vLLM for the tests that are marked `vllm`, started once per session; and the embedded cluster as a process.
 
 MOTOR_FLOW_VLLM names the directory that tests/e2e/vllm/install.sh made. Without it these tests are skipped, unless
 MOTOR_FLOW_VLLM_REQUIRED is set, as .ci/run does: then they fail.
@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,6 +60,25 @@ def served(vllm, tmp_path_factory):
     where = tmp_path_factory.mktemp("coordinator")
     with real.coordinator(where, vllm.sidecar, [vllm.engine]) as (infer, mgmt, obs):
         yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs, log=where / "motor-flow.log")
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    """`motor-flow serve` without a configuration, on free ports; ended with SIGTERM, which must be clean."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "motor_flow.cli", "serve", "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    for line in child.stderr:
+        if found := re.fullmatch(r"ready (http://\S+) mgmt (http://\S+) obs (http://\S+)\n", line):
+            break
+    infer, mgmt, obs = found.groups()
+    yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs)
+    assert_idle(obs)
+    child.send_signal(signal.SIGTERM)
+    with child.stderr:
+        rest = child.stderr.read()
+    assert child.wait(10) == 0, rest
+    assert "Traceback" not in rest
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,12 @@ Contract sections 3 and 7 (Stop strings while streaming); RFC 流式能力. The 
 from __future__ import annotations
 
 import pytest
+import trio
 
 from motor_flow.sim.faults import Fault
+from motor_flow.sim.tokenizer import tiny
 from motor_flow.views.parity.compare import differences
-from tests.scripted import Scripted, SSE_HEAD, event, tokens
+from tests.scripted import CUT, HANG, SSE_HEAD, Scripted, tokens
 from tests.world import CHAT, TEXT, make_world
 
 USAGE = {"stream_options": {"include_usage": True}}
@@ -117,10 +119,18 @@ async def test_an_engine_dies_before_inside_and_behind_a_stop_string(nursery, au
 
 
 async def test_what_was_found_here_ends_the_answer_at_once(nursery, autojump_clock):
-    """The engine that took over has nothing more to say for a long time: nobody waits for it."""
-    world = await make_world(nursery, engines=1, engine={"pace_s": 0.01})
-    said = await told(world, TEXT, PLAIN)
-    first, second = ids_of(world.seen()[-1], 2)
-    text = said.content
-    stop = text[1 : len(text) // 8]
-    asked = PLAIN | {"stop": [stop]}
+    """The stop string began before the engine's death; who took over has more to say, and nobody waits for it."""
+    world = await make_world(nursery, engines=1)
+    before, behind = (tiny().decode([token]) for token in (630, 595))
+    stop = before[-1:] + behind[:1]
+    scripts = [[SSE_HEAD, tokens(630), 0.1, CUT], [SSE_HEAD, tokens(595), tokens(5), HANG]]
+    engine = Scripted(world, "engine-1", {"/generate": scripts})
+    started = trio.current_time()
+    got = await world.stream(TEXT, PLAIN | {"stop": [stop]})
+    assert trio.current_time() - started < 2
+    choice = got.answer.choices[0]
+    assert (choice.content, choice.finish_reason, choice.stop_reason) == (before[:-1], "stop", stop)
+    assert got.answer.usage["completion_tokens"] == 2
+    assert got.error is None
+    assert engine.open == 0
+    await world.check()
