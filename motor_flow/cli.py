@@ -131,6 +131,12 @@ def parity(
     *,
     native: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server's own OpenAI API.")] = None,
     coordinator: Annotated[str | None, typer.Option(metavar="URL", help="Inference URL of the Coordinator.")] = None,
+    fixed_tokens: Annotated[
+        bool, typer.Option(help="Derender alone, on the tokens of the native answers: for engines that are not greedy.")
+    ] = False,
+    sidecar: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --fixed-tokens, instead of a Coordinator: the sidecar.")
+    ] = None,
     corpus: Annotated[
         Path | None, typer.Option(metavar="FILE|DIR", help="JSON lines; without it, the requests of this package.")
     ] = None,
@@ -148,9 +154,14 @@ def parity(
 
     if names:
         raise typer.Exit(list_cases(corpus, only))
-    if native is None or coordinator is None:
-        raise typer.BadParameter("give --native URL and --coordinator URL, or --list")
-    raise typer.Exit(run_parity(native, coordinator, corpus=corpus, only=only, model=model, out=out))
+    other = sidecar if fixed_tokens else coordinator
+    if native is None or other is None:
+        raise typer.BadParameter(
+            "give --native URL and --coordinator URL; or --native URL, --fixed-tokens and --sidecar URL; or --list"
+        )
+    raise typer.Exit(
+        run_parity(native, other, fixed_tokens=fixed_tokens, corpus=corpus, only=only, model=model, out=out)
+    )
 
 
 @sim_app.command("engine")

@@ -30,8 +30,8 @@ class Unreachable(Exception):
     """A server that does not answer; the message names it."""
 
 
-async def meet(http: HttpClient, url: str) -> tuple[Server, list[str]]:
-    """Who is there, and the names of its models.
+async def meet(http: HttpClient, url: str) -> tuple[Server, list[dict[str, Any]]]:
+    """Who is there, and the cards of its models.
 
     Raises:
         Unreachable: nobody.
@@ -41,7 +41,7 @@ async def meet(http: HttpClient, url: str) -> tuple[Server, list[str]]:
         version = await ask_version(http, url)
     except TransportFault as fault:
         raise Unreachable(f"{url} does not answer: {fault}") from None
-    return Server(url, version), [card["id"] for card in await ask_models(http, url)]
+    return Server(url, version), await ask_models(http, url)
 
 
 async def compare_all(
@@ -50,6 +50,7 @@ async def compare_all(
     coordinator: Server,
     cases: Iterable[tuple[Case, bytes]],
     done: Callable[[Result], None],
+    given: Callable[[Answer], None] = lambda _: None,
 ) -> None:
     """Ask both everything; `done` is told each result as it comes.
 
@@ -59,6 +60,7 @@ async def compare_all(
         coordinator: whose answers are compared.
         cases: with their bodies.
         done: called with each result.
+        given: called with each native answer, before the Coordinator is asked.
 
     Raises:
         Unreachable: one of them is gone.
@@ -66,6 +68,8 @@ async def compare_all(
     """
     for case, body in cases:
         left = await _ask(http, native.url, case.path, body)
+        if isinstance(left, Answer):
+            given(left)
         right = await _ask(http, coordinator.url, case.path, body)
         done(Result(case, _judge(left, right, native.version)))
 

@@ -13,7 +13,7 @@ Source: RFC 一致性测试 (the same set of requests to both).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -26,6 +26,7 @@ from motor_flow.errors import UNREADABLE
 
 MODEL = "$MODEL"
 SUFFIX = ".jsonl"
+NOTHING: Mapping[str, Any] = {}
 Form = Literal["whole", "stream"]
 
 
@@ -59,10 +60,11 @@ class Case:
     path: str
     body: dict[str, Any]
 
-    def for_model(self, model: str) -> bytes:
-        """The body with the model's name filled in."""
+    def for_model(self, model: str, more: Mapping[str, Any] = NOTHING) -> bytes:
+        """The body with the model's name filled in, and with these fields."""
         asked = self.body.get("model")
-        return msgspec.json.encode(self.body | {"model": model} if asked == MODEL else self.body)
+        named = {"model": model} if asked == MODEL else {}
+        return msgspec.json.encode({**self.body, **named, **more})
 
 
 def shipped() -> list[Case]:

@@ -62,12 +62,22 @@ class Result:
 
 @dataclass(slots=True)
 class Outcome:
-    """All of them."""
+    """All of them.
+
+    Attributes:
+        native: whose answers are right.
+        coordinator: whose answers are compared; a sidecar where tokens are fixed.
+        model: its served name.
+        results: in the order they were asked.
+        left_out: requests that fixed tokens cannot answer.
+
+    """
 
     native: Server
     coordinator: Server
     model: str
     results: list[Result] = field(default_factory=list)
+    left_out: int = 0
 
     def verdicts(self, kind: str | None = None) -> Counter[Verdict]:
         """How many requests of this kind, or of all, are what."""

@@ -27,7 +27,8 @@ from motor_flow.net.stream import Dial, network
 from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_CONFIG, EXIT_FAILED, EXIT_PROBLEMS, EXIT_USAGE
 from motor_flow.views.parity.asking import Unreachable, compare_all, meet
 from motor_flow.views.parity.cases import BadCorpus, Case, matching, read_corpus, shipped
-from motor_flow.views.parity.outcome import Outcome, Result
+from motor_flow.views.parity.outcome import Outcome, Result, Server
+from motor_flow.views.parity.recorded import Player, playable, with_recorded
 from motor_flow.views.parity.telling import document, tell
 
 EXIT_UNREACHABLE = 69
@@ -40,18 +41,30 @@ class Misused(Exception):
 
 def run_parity(
     native: str,
-    coordinator: str,
+    other: str,
     *,
+    fixed_tokens: bool = False,
     corpus: Path | None = None,
     only: str | None = None,
     model: str | None = None,
     out: Path | None = None,
 ) -> int:
-    """Compare and tell; returns the exit status."""
+    """Compare and tell; returns the exit status.
+
+    Args:
+        native: base URL of the engine's own API.
+        other: of the Coordinator; of a sidecar, with fixed tokens.
+        fixed_tokens: compare Derender alone, on the tokens of the native answers.
+        corpus: file or directory; the shipped one without it.
+        only: names to ask.
+        model: served name.
+        out: where one JSON document goes.
+
+    """
     try:
         cases = chosen(corpus, only)
-        urls = [_base(url) for url in (native, coordinator)]
-        found = trio.run(_until_signal, urls, model, cases)
+        urls = [_base(url) for url in (native, other)]
+        found = trio.run(_until_signal, urls, model, cases, fixed_tokens)
     except BadCorpus as exc:
         return _failed(exc, EXIT_CONFIG)
     except Misused as exc:
@@ -95,8 +108,10 @@ async def parity(
     model: str | None,
     cases: Sequence[Case],
     done: Callable[[Result], None] = lambda _: None,
+    *,
+    fixed_tokens: bool = False,
 ) -> Outcome:
-    """Ask the native server and the Coordinator, in this order of `urls`.
+    """Ask the native server and the Coordinator (with fixed tokens: a sidecar), in this order of `urls`.
 
     Raises:
         Unreachable: one does not answer.
@@ -106,25 +121,39 @@ async def parity(
     pool = Pool(dial)
     http = HttpClient(pool)
     try:
-        native, models = await meet(http, urls[0])
-        coordinator, _ = await meet(http, urls[1])
-        name = model or next(iter(models), None)
+        native, cards = await meet(http, urls[0])
+        other, _ = await meet(http, urls[1])
+        name = model or next((card["id"] for card in cards), None)
         if name is None:
             raise Misused(f"{native.url} shows no model; name one with --model")
-        outcome = Outcome(native, coordinator, name)
+        outcome = Outcome(native, other, name)
 
         def note(result: Result) -> None:
             outcome.results.append(result)
             done(result)
 
-        bodies = ((case, case.for_model(name)) for case in cases)
-        await compare_all(http, native, coordinator, bodies, note)
+        if not fixed_tokens:
+            await compare_all(http, native, other, ((case, case.for_model(name)) for case in cases), note)
+            return outcome
+        context = next((card.get("max_model_len") or 0 for card in cards if card["id"] == name), 0)
+        player = Player(native.version, name, context)
+        asked = [(case, case.for_model(name, {"return_token_ids": True})) for case in cases if playable(case)]
+
+        outcome.left_out = len(cases) - len(asked)
+
+        async def ask(local: Dial, url: str) -> None:
+            both = HttpClient(Pool(local))
+            await compare_all(both, native, Server(url, other.version), asked, note, player.take)
+
+        await with_recorded(dial, origin_of(urls[1]), player, name, ask)
         return outcome
     finally:
         pool.close()
 
 
-async def _until_signal(urls: Sequence[str], model: str | None, cases: Sequence[Case]) -> Outcome | int:
+async def _until_signal(
+    urls: Sequence[str], model: str | None, cases: Sequence[Case], fixed_tokens: bool
+) -> Outcome | int:
     """The outcome, or the exit status of a signal."""
     status: int | None = None
     outcome: Outcome | None = None
@@ -141,7 +170,7 @@ async def _until_signal(urls: Sequence[str], model: str | None, cases: Sequence[
 
             nursery.start_soon(leave)
             try:
-                outcome = await _with_progress(urls, model, cases)
+                outcome = await _with_progress(urls, model, cases, fixed_tokens=fixed_tokens)
             except (Unreachable, Misused) as exc:
                 failure = exc  # raised outside of the nursery, which would wrap it in a group
             nursery.cancel_scope.cancel(reason="all is asked")
@@ -152,7 +181,9 @@ async def _until_signal(urls: Sequence[str], model: str | None, cases: Sequence[
     return EXIT_FAILED if status is None else status
 
 
-async def _with_progress(urls: Sequence[str], model: str | None, cases: Sequence[Case]) -> Outcome:
+async def _with_progress(
+    urls: Sequence[str], model: str | None, cases: Sequence[Case], *, fixed_tokens: bool
+) -> Outcome:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     different = 0
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -163,7 +194,7 @@ async def _with_progress(urls: Sequence[str], model: str | None, cases: Sequence
             different += result.verdict == "different"
             progress.update(task, advance=1, description=f"{different} different; {result.case.name}")
 
-        return await parity(network(), urls, model, cases, done)
+        return await parity(network(), urls, model, cases, done, fixed_tokens=fixed_tokens)
 
 
 def _tell(outcome: Outcome, out: Path | None) -> int:

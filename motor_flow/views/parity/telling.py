@@ -27,6 +27,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "coordinator": {"url": outcome.coordinator.url},
         "model": outcome.model,
         "requests": len(outcome.results),
+        "left_out": outcome.left_out,
         **_verdicts(counted),
         "kinds": {kind: _verdicts(outcome.verdicts(kind)) for kind in outcome.kinds},
         "fields": {
@@ -72,6 +73,8 @@ def tell(outcome: Outcome, console: Console) -> None:
         console.print(f"{case.name}: {judged.difference}", markup=False, highlight=False)
     if len(different) > DIFFERENCES_SHOWN_MAX:
         console.print(f"... and {len(different) - DIFFERENCES_SHOWN_MAX} more; --json FILE has all", markup=False)
+    if outcome.left_out:
+        console.print(f"{outcome.left_out} requests were left out: they need more of an engine than tokens")
     counted = outcome.verdicts()
     console.print(
         f"{len(outcome.results)} requests: {counted['equal']} equal, {counted['accepted']} with accepted differences "
