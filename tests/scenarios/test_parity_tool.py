@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 
@@ -17,6 +18,7 @@ from motor_flow.sim.faults import Fault
 from motor_flow.sim.world import embedded_cluster
 from motor_flow.views.parity.asking import Unreachable
 from motor_flow.views.parity.cases import matching, shipped
+from motor_flow.views.parity.recorded import Player
 from motor_flow.views.parity.run import Misused, list_cases, parity, run_parity
 from motor_flow.views.parity.telling import document, tell
 from tests.world import COORDINATOR, make_world
@@ -175,3 +177,48 @@ def test_statuses_without_a_comparison(tmp_path, capsys):
     capsys.readouterr()
     assert list_cases(None, "chat/hello/*") == 0
     assert capsys.readouterr().out == "chat/hello/whole\nchat/hello/stream\n"
+
+
+# --- fixed tokens ---------------------------------------------------------------------------------
+
+
+async def fixed(world, cases):
+    return await parity(world.net.dial, [NATIVE, "http://sidecar"], None, cases, fixed_tokens=True)
+
+
+async def test_derender_alone_says_what_the_engine_said_with_the_same_tokens(nursery, autojump_clock):
+    world = await make_world(nursery)
+    outcome = await fixed(world, shipped())
+    assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
+    assert len(outcome.results) > 300
+    assert outcome.left_out > 100
+    assert not world.seen("generate")
+    assert f"{outcome.left_out} requests were left out" in told(outcome)
+    assert document(outcome)["left_out"] == outcome.left_out
+
+
+async def test_an_engine_that_never_says_the_same_twice_is_no_obstacle(nursery, autojump_clock, monkeypatch):
+    """A model that is drawn anew with every request."""
+    world = await make_world(nursery)
+    ids = itertools.count()
+    start = world.engines[0].oracle.start
+    monkeypatch.setattr(
+        world.engines[0].oracle, "start", lambda prompt, index=0: start([*prompt, next(ids) % 600], index), raising=True
+    )
+    cases = subset("unicode/*", "completions/list of prompts/*")
+    assert not (await compared(world, cases)).good
+    assert (await fixed(world, cases)).good
+
+
+async def test_other_tokens_are_noticed(nursery, autojump_clock, monkeypatch):
+    world = await make_world(nursery)
+    take = Player.take
+
+    def without_last(player, answer):
+        for choice in answer.choices.values():
+            choice.token_ids = choice.token_ids[:-1]
+        take(player, answer)
+
+    monkeypatch.setattr(Player, "take", without_last)
+    outcome = await fixed(world, subset("chat/hello/*"))
+    assert outcome.verdicts()["different"] == 2
