@@ -137,7 +137,7 @@ def _streams(run: RequestRun, prompt: PromptRun, slim: bytes, first: int) -> lis
             chat=ChatNormaliser(first + choice, services.reasoning_field) if run.chat else None,
             text=None if run.chat else TextNormaliser(first + choice),
             stops=stops,
-            prompt_ids=_encode(tokens.ids) if wants_ids and choice == 0 else b"",
+            prompt_ids=_encode(tokens.ids) if wants_ids and (choice == 0 or not run.chat) else b"",
         )
         for choice in range(tokens.n)
     ]

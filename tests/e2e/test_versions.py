@@ -87,9 +87,7 @@ def compared(infer, native, log):
             want, got = asked(native, name, form), asked(infer, name, form)
             unlike[name, form] = [str(d) for d in differences(want, got) if d.field != "reasoning_tokens"]
     took = routes(log)
-    return {
-        name: {form: (took[f"{name}/{form}"], unlike[name, form]) for form in FORMS} for name in FEATURES
-    }
+    return {name: {form: (took[f"{name}/{form}"], unlike[name, form]) for form in FORMS} for name in FEATURES}
 
 
 def test_every_version_gives_the_answers_of_its_own_engine(seen, capsys):

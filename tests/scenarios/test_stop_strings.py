@@ -41,8 +41,9 @@ async def told(world, path, body):
 
 
 def pieces(text):
-    """Stop strings that occur: short and long ones, at every place."""
-    return [text[at : at + size] for at in range(0, len(text) - 12, 5) for size in (1, 3, 9)]
+    """Stop strings that occur: short and long ones, at every place; none that markers of reasoning hold already."""
+    found = [text[at : at + size] for at in range(0, len(text) - 12, 5) for size in (1, 3, 9)]
+    return [stop for stop in found if stop not in "<think></think>"]
 
 
 @pytest.mark.parametrize("included", [False, True])
@@ -50,9 +51,7 @@ def pieces(text):
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clock, shape, coalesce, included):
     path, body = SHAPES[shape]
-    world = await make_world(
-        nursery, engine={"pace_s": 0.001}, config={"stream_config": {"coalesce": coalesce}}
-    )
+    world = await make_world(nursery, engine={"pace_s": 0.001}, config={"stream_config": {"coalesce": coalesce}})
     said = await told(world, path, body)
     cut = 0
     for stop in pieces(said.content)[:: 1 if shape == "completion" else 4]:
@@ -80,7 +79,13 @@ async def test_until_min_tokens_no_stop_string_counts(nursery, autojump_clock):
 async def test_a_sibling_is_untouched(nursery, autojump_clock):
     """Each choice of each prompt ends for itself."""
     world = await make_world(nursery, engine={"pace_s": 0.001})
-    asked = PLAIN | {"prompt": ["Once upon a time", "Numbers: "], "n": 2, "temperature": 1.0, "seed": 5, "stop": ["e "]}
+    asked = PLAIN | {
+        "prompt": ["Once upon a time", "Numbers: "],
+        "n": 2,
+        "temperature": 1.0,
+        "seed": 5,
+        "stop": ["add "],
+    }
     want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)
     assert differences(want.answer, got.answer) == []
     assert {choice.finish_reason for choice in got.answer.choices.values()} == {"stop", "length"}
@@ -91,7 +96,7 @@ async def test_a_tool_call_that_says_no_stop_string_is_whole(nursery, autojump_c
     world = await make_world(nursery)
     want = await world.stream(CHAT, CALL)
     got = await world.stream(CHAT, CALL | {"stop": ["never said"]})
-    assert got.answer.choices == want.answer.choices
+    assert differences(want.answer, got.answer) == []
     assert got.answer.choices[0].tool_calls
     await world.check()
 

@@ -50,6 +50,7 @@ async def compare_all(
     coordinator: Server,
     cases: Iterable[tuple[Case, bytes]],
     done: Callable[[Result], None],
+    *,
     given: Callable[[Answer], None] = lambda _: None,
 ) -> None:
     """Ask both everything; `done` is told each result as it comes.

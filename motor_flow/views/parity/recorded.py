@@ -1,16 +1,16 @@
-"""How is Derender compared alone, on tokens that the engine has given once? (`parity --fixed-tokens`)
+"""How is Derender compared alone, on tokens that the engine has given once?
 
-For engines that do not answer twice alike. The native answer names its tokens (`return_token_ids`); a Coordinator in
-this process then answers the same request from exactly those, with the real sidecar and a player in place of the
-engine:
+`parity --fixed-tokens`, for engines that do not answer twice alike. The native answer names its tokens
+(`return_token_ids`); a Coordinator in this process then answers the same request from exactly those, with the real
+sidecar and a player in place of the engine:
 
 ```
 native ── answer with its tokens ──▶ Player ── tokens ──▶ Coordinator ◀──▶ sidecar
              └───────────────── compared ◀────── answer ──────┘
 ```
 
-A player knows tokens only: requests for log-probabilities, those that take the engine's own API, and those that are
-refused are left out.
+A player knows tokens only: requests for log-probabilities, those that hide their reasoning or take the engine's own
+API, and those that are refused are left out.
 
 Source: RFC 一致性测试 (the second form: fixed token ids through Derender).
 """
@@ -18,7 +18,7 @@ Source: RFC 一致性测试 (the second form: fixed token ids through Derender).
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -47,7 +47,9 @@ def playable(case: Case) -> bool:
     """Its answer can be given from tokens alone."""
     if case.kind == REFUSED or case.path not in (CHAT_PATH, TEXT_PATH):
         return False
-    return all(case.body.get(key) in (None, False) for key in UNPLAYABLE)
+    if case.body.get("include_reasoning") is False:
+        return False  # native vLLM hides those tokens too
+    return all(case.body.get(key) is None or case.body[key] is False for key in UNPLAYABLE)  # 0 asks for something
 
 
 class Player(exchange.App):
@@ -98,7 +100,8 @@ class Player(exchange.App):
         choices = [self.answer.choices.get(first + index, Choice()) for index in range(count)]
         if not body.get("stream"):
             whole = [_choice(index, choice.token_ids, choice) for index, choice in enumerate(choices)]
-            await call.reply_json({"request_id": body["request_id"], "choices": whole})
+            prompt = body["token_ids"] if body.get("return_token_ids") else None
+            await call.reply_json({"request_id": body["request_id"], "prompt_token_ids": prompt, "choices": whole})
             return
         await call.open()
         for step in range(max((len(choice.token_ids) for choice in choices), default=0)):

@@ -143,7 +143,7 @@ async def parity(
 
         async def ask(local: Dial, url: str) -> None:
             both = HttpClient(Pool(local))
-            await compare_all(both, native, Server(url, other.version), asked, note, player.take)
+            await compare_all(both, native, Server(url, other.version), asked, note, given=player.take)
 
         await with_recorded(dial, origin_of(urls[1]), player, name, ask)
         return outcome
@@ -152,7 +152,10 @@ async def parity(
 
 
 async def _until_signal(
-    urls: Sequence[str], model: str | None, cases: Sequence[Case], fixed_tokens: bool
+    urls: Sequence[str],
+    model: str | None,
+    cases: Sequence[Case],
+    fixed_tokens: bool,  # noqa: FBT001 - trio.run passes no names
 ) -> Outcome | int:
     """The outcome, or the exit status of a signal."""
     status: int | None = None

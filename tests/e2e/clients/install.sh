@@ -1,16 +1,31 @@
 #!/bin/bash
-# The clients that do not share our environment: install.sh DIR   (openai-python 2.x, LangChain, openai-node; half a minute)
+# The clients that do not share our environment: install.sh DIR [VLLM_DIR]   (about a minute)
+#
+# openai-python 2.x, LangChain, openai-node; with VLLM_DIR, which vllm/install.sh made, guidellm too: it needs torch, and
+# takes it from there.
 set -euo pipefail
-DIR=${1:?usage: install.sh DIR}
+DIR=${1:?usage: install.sh DIR [VLLM_DIR]}
 PY=${PY:-python3}
-[ -f "$DIR/.complete" ] && exit 0
-rm -rf "$DIR"
-mkdir -p "$DIR/node"
-"$PY" -m venv "$DIR/two"
-"$DIR/two/bin/pip" install -q 'openai>=2,<3'
-"$PY" -m venv "$DIR/chain"
-"$DIR/chain/bin/pip" install -q langchain-openai
-if command -v npm > /dev/null; then
-    npm install --silent --no-fund --no-audit --prefix "$DIR/node" openai@6
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+site() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
+
+if [ ! -f "$DIR/.complete" ]; then
+    rm -rf "$DIR"
+    mkdir -p "$DIR/node"
+    "$PY" -m venv "$DIR/two"
+    "$DIR/two/bin/pip" install -q 'openai>=2,<3'
+    "$PY" -m venv "$DIR/chain"
+    "$DIR/chain/bin/pip" install -q langchain-openai
+    if command -v npm > /dev/null; then
+        npm install --silent --no-fund --no-audit --prefix "$DIR/node" openai@6
+    fi
+    touch "$DIR/.complete"
 fi
-touch "$DIR/.complete"
+if [ -n "${2:-}" ] && [ ! -f "$DIR/.load" ]; then
+    rm -rf "$DIR/load"
+    "$2/v032/bin/python" -m venv "$DIR/load"
+    site "$2/v032" > "$(site "$DIR/load")/zz_lean.pth"
+    "$DIR/load/bin/pip" install -q 'guidellm>=0.8,<0.9'
+    touch "$DIR/.load"
+fi

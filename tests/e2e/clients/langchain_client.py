@@ -1,4 +1,7 @@
-"""What does LangChain read? Prints one JSON object: kind -> what the client's user sees. Usage: langchain_client.py BASE"""
+"""What does LangChain read? Prints one JSON object: kind -> what the client's user sees.
+
+Usage: langchain_client.py BASE
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from pathlib import Path
 
 import openai
 from langchain_openai import ChatOpenAI
-
 from python_client import TOOL, failure
 
 KINDS = json.loads(Path(__file__).with_name("kinds.json").read_text())
@@ -70,7 +72,7 @@ def main(base):
                 answers[kind][form] = read(base, body)
             except openai.APIStatusError as error:
                 answers[kind][form] = failure(error)
-    print(json.dumps({"version": version("langchain-openai"), "answers": answers}))  # noqa: T201
+    print(json.dumps({"version": version("langchain-openai"), "answers": answers}))
 
 
 if __name__ == "__main__":

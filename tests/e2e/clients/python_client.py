@@ -5,7 +5,7 @@ Usage: python_client.py BASE sync|async|helper. Runs on openai 2.x and 3.x; no o
 
 from __future__ import annotations
 
-import asyncio
+import asyncio  # noqa: TID251 - the loop that the client's users run
 import json
 import sys
 from pathlib import Path
@@ -154,7 +154,7 @@ def main(base, how):
     answers = {}
     for kind, form, answer in found:
         answers.setdefault(kind, {})[form] = answer
-    print(json.dumps({"version": openai.__version__, "answers": answers}))  # noqa: T201
+    print(json.dumps({"version": openai.__version__, "answers": answers}))
 
 
 if __name__ == "__main__":
