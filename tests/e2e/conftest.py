@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ import pytest
 
 from tests.e2e import real
 from tests.e2e.residue import assert_idle
+
+READY = re.compile(r"^ready (http://\S+) mgmt (http://\S+) obs (http://\S+)\n", re.MULTILINE)
 
 
 @pytest.fixture(scope="session")
@@ -63,22 +66,21 @@ def served(vllm, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def embedded():
+def embedded(tmp_path_factory):
     """`motor-flow serve` without a configuration, on free ports; ended with SIGTERM, which must be clean."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "motor_flow.cli", "serve", "--port", "0"], stderr=subprocess.PIPE, text=True
-    )
-    for line in child.stderr:
-        if found := re.fullmatch(r"ready (http://\S+) mgmt (http://\S+) obs (http://\S+)\n", line):
-            break
+    log = tmp_path_factory.mktemp("embedded") / "motor-flow.log"
+    with log.open("wb") as out:
+        child = subprocess.Popen([sys.executable, "-m", "motor_flow.cli", "serve", "--port", "0"], stderr=out)
+    until = time.monotonic() + 30
+    while not (found := READY.search(log.read_text())):
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)  # noqa: TID251 - another process is starting
     infer, mgmt, obs = found.groups()
     yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs)
     assert_idle(obs)
     child.send_signal(signal.SIGTERM)
-    with child.stderr:
-        rest = child.stderr.read()
-    assert child.wait(10) == 0, rest
-    assert "Traceback" not in rest
+    assert child.wait(10) == 0, log.read_text()[-3000:]
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture(autouse=True)
