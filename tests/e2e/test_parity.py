@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx
 import pytest
 import trio
 from rich.console import Console
 
 from motor_flow.net.stream import network
-from motor_flow.views.parity.cases import shipped
+from motor_flow.views.parity.cases import matching, shipped
 from motor_flow.views.parity.run import parity
 from motor_flow.views.parity.telling import tell
+from tests.e2e import real
 from tests.e2e.requests import REFUSED
 
 BY_RENDER = {
@@ -19,6 +22,7 @@ BY_RENDER = {
     *("top_logprobs without logprobs", "tool_choice without tools", "empty prompt", "empty list of prompts", "suffix"),
     "negative id",
 }
+FAST = ("reasoning", "stopping", "tools", "unicode")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
@@ -28,6 +32,34 @@ def test_native_and_chain_agree(vllm, served, capsys):
     with capsys.disabled():
         tell(outcome, Console(width=160))
     assert len(outcome.results) == len(cases) >= 300
+    assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
+
+
+@pytest.fixture(scope="module")
+def paced(vllm, tmp_path_factory):
+    """An engine that sends several tokens at once, and Coordinators that merge what waits, and that do not."""
+    where = tmp_path_factory.mktemp("paced")
+    port = real.free_port()
+    command = real.engine_command(vllm.venv, vllm.model, port, "--stream-interval", 5)
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(real.running(command, where / "engine.log"))
+        real.wait_for(f"http://127.0.0.1:{port}/health", child, where / "engine.log")
+        served = {}
+        paces = (("merged", port, True), ("whole events", port, False), ("fine", vllm.engine, False))
+        for name, engine, coalesce in paces:
+            own = tmp_path_factory.mktemp(name.replace(" ", "-"))
+            changes = {"stream_config": {"coalesce": coalesce}}
+            infer, *_ = stack.enter_context(real.coordinator(own, vllm.sidecar, [engine], **changes))
+            served[name] = infer
+        yield served
+
+
+@pytest.mark.parametrize("pace", ["merged", "whole events", "fine"])
+def test_how_a_stream_is_cut_makes_no_difference(vllm, paced, pace):
+    """Five tokens at a time with and without coalescing, and one at a time without; both at once is the test above."""
+    cases = [case for kind in FAST for case in matching(shipped(), f"{kind}/*/stream")]
+    outcome = trio.run(parity, network(), [vllm.native, paced[pace]], None, cases)
+    assert len(outcome.results) == len(cases) > 100
     assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from motor_flow.views.parity.answers import Answer
 from motor_flow.views.parity.compare import Difference
 
+EMPTY_PROMPT_OF_RENDER = "No token_ids rendered"
 Holds = Callable[[Difference, Answer, Answer], bool]
 
 
@@ -73,6 +74,14 @@ def _status_instead_of_event(_: Difference, native: Answer, chain: Answer) -> bo
     )
 
 
+def _renders_words(difference: Difference, _: Answer, __: Answer) -> bool:
+    """The same refusal, in Render's words instead of the engine's."""
+    native, chain = difference.native, difference.chain
+    if native is None or chain is None or chain["message"] != EMPTY_PROMPT_OF_RENDER:
+        return False
+    return bool(native | {"message": ""} == chain | {"message": ""})
+
+
 ACCEPTED = (
     Accepted(
         name="reasoning_tokens",
@@ -106,6 +115,17 @@ ACCEPTED = (
         since=(0, 33),
         before=(0, 34),
         holds=_status_instead_of_event,
+    ),
+    Accepted(
+        name="an empty prompt in Render's words",
+        fields=frozenset({"error"}),
+        requests="lists of prompts that hold an empty one",
+        reason="Render refuses it before any engine is asked, with the same status, type and param, and a message of "
+        "its own",
+        source="vllm/entrypoints/scale_out/render/serving.py against v1/engine/input_processor.py",
+        since=(0, 33),
+        before=(0, 34),
+        holds=_renders_words,
     ),
 )
 
