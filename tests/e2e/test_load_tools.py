@@ -33,7 +33,7 @@ def run(*command, where):
 def completed(obs):
     """Requests that the Coordinator counts as completed."""
     lines = httpx.get(f"{obs}/metrics", timeout=10).text.splitlines()
-    counted = [line for line in lines if line.startswith("motor_flow_requests_total{") and 'status="200"' in line]
+    counted = [line for line in lines if line.startswith("motor_flow_requests_total{") and 'code="200"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in counted)
 
 

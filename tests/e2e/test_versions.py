@@ -72,9 +72,12 @@ def seen(vllm_home, vllm, served, tmp_path_factory):
             else:
                 sidecar, engine = real.free_port(), real.free_port()
                 venv = vllm_home / folder
+                serve = real.engine_command(venv, vllm.model, engine)
+                if version == "0.28":
+                    serve.remove("--enable-scale-out")  # the routes are always there
                 for name, command, port in (
                     ("sidecar", real.sidecar_command(venv, vllm.model, sidecar), sidecar),
-                    ("engine", real.engine_command(venv, vllm.model, engine), engine),
+                    ("engine", serve, engine),
                 ):
                     child = stack.enter_context(real.running(command, where / f"{name}.log"))
                     real.wait_for(f"http://127.0.0.1:{port}/health", child, where / f"{name}.log")

@@ -77,7 +77,7 @@ def _status_instead_of_event(_: Difference, native: Answer, chain: Answer) -> bo
 def _renders_words(difference: Difference, _: Answer, __: Answer) -> bool:
     """The same refusal, in Render's words instead of the engine's."""
     native, chain = difference.native, difference.chain
-    if native is None or chain is None or chain["message"] != EMPTY_PROMPT_OF_RENDER:
+    if not (isinstance(native, dict) and isinstance(chain, dict)) or chain["message"] != EMPTY_PROMPT_OF_RENDER:
         return False
     return bool(native | {"message": ""} == chain | {"message": ""})
 
