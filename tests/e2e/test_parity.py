@@ -22,7 +22,7 @@ BY_RENDER = {
     *("top_logprobs without logprobs", "tool_choice without tools", "empty prompt", "empty list of prompts", "suffix"),
     "negative id",
 }
-FAST = ("reasoning", "stopping", "tools", "unicode")
+FAST = ("stopping", "tools")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
@@ -59,7 +59,7 @@ def test_how_a_stream_is_cut_makes_no_difference(vllm, paced, pace):
     """Five tokens at a time with and without coalescing, and one at a time without; both at once is the test above."""
     cases = [case for kind in FAST for case in matching(shipped(), f"{kind}/*/stream")]
     outcome = trio.run(parity, network(), [vllm.native, paced[pace]], None, cases)
-    assert len(outcome.results) == len(cases) > 100
+    assert len(outcome.results) == len(cases) > 40
     assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
 
 
