@@ -126,6 +126,44 @@ def check(
     raise typer.Exit(run_campaign(requests, seed, as_json=as_json))
 
 
+@app.command()
+def parity(
+    *,
+    native: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server's own OpenAI API.")] = None,
+    coordinator: Annotated[str | None, typer.Option(metavar="URL", help="Inference URL of the Coordinator.")] = None,
+    fixed_tokens: Annotated[
+        bool, typer.Option(help="Derender alone, on the tokens of the native answers: for engines that are not greedy.")
+    ] = False,
+    sidecar: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --fixed-tokens, instead of a Coordinator: the sidecar.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="FILE|DIR", help="JSON lines; without it, the requests of this package.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="GLOB", help='Such requests only: "tools/*", "*/stream".')] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Its served name; without it, the first that --native shows.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--list", help="Print the names of the requests and leave.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write one document there; -: to stdout, no tables.")
+    ] = None,
+) -> None:
+    """Send the same requests to native vLLM and to the Coordinator; exit 3 on a difference that is not accepted."""
+    from motor_flow.views.parity.run import list_cases, run_parity
+
+    if names:
+        raise typer.Exit(list_cases(corpus, only))
+    other = sidecar if fixed_tokens else coordinator
+    if native is None or other is None:
+        raise typer.BadParameter(
+            "give --native URL and --coordinator URL; or --native URL, --fixed-tokens and --sidecar URL; or --list"
+        )
+    raise typer.Exit(
+        run_parity(native, other, fixed_tokens=fixed_tokens, corpus=corpus, only=only, model=model, out=out)
+    )
+
+
 @sim_app.command("engine")
 def sim_engine(
     *,

@@ -26,6 +26,7 @@ from machines.topology import UNION, Topology
 from motor_flow.bell import Bell
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser
 from motor_flow.derender.session import ChunkDerenderer
+from motor_flow.derender.stops import StopStrings
 from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.ports import Responder, Services
 from motor_flow.engine.ticket import Ticket
@@ -67,6 +68,7 @@ class StreamRun(StreamFacts):
 
     Attributes:
         inbox: of the current attempt.
+        stops: the prompt's stop strings, if it has any.
         prompt_ids: encoded prompt ids that go out with this stream's first choice object; empty: not asked for.
 
     """
@@ -76,7 +78,13 @@ class StreamRun(StreamFacts):
     derenderer: ChunkDerenderer | None = None
     chat: ChatNormaliser | None = None
     text: TextNormaliser | None = None
+    stops: StopStrings | None = None
     prompt_ids: bytes = b""
+
+    @property
+    def searched(self) -> bool:
+        """Stop strings must be looked for here: the current engine has not seen all of the answer."""
+        return self.stops is not None and self.snapshot.tokens > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +123,10 @@ class Leg:
     reason: str = ""
     since: float = 0.0
     error: EngineError | None = None
+
+    def is_finished(self) -> bool:
+        """Nothing more is expected of any choice."""
+        return all(inbox.finished for inbox in self.inboxes)
 
     def hand_over(self) -> None:
         """Its work is done although its attempt goes on: it does not weigh on its instance any more."""

@@ -47,7 +47,8 @@ async def _release(run: RequestRun, prefill: Leg, ticket: Ticket, failed: Sequen
     instance = prefill.instance
     pulled = any(name in instance.kv_connector.lower() for name in PULLED)
     done = await _pull(run, prefill, ticket, failed) if pulled else await abandon(run.services.engines, prefill)
-    _log.info(
+    say = _log.info if done else _log.warning  # the blocks stay until their lease ends
+    say(
         "ticket.released",
         request_id=run.identity.request_id,
         instance=instance.name,

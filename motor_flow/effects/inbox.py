@@ -9,6 +9,7 @@ slows the engine down.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from machines.tokens import SemanticIds, SemanticJson
@@ -37,11 +38,20 @@ class Event(NamedTuple):
 
 
 class Inbox:
-    """Engine events of one choice in one attempt. Made new for each attempt, never reset."""
+    """Engine events of one choice in one attempt. Made new for each attempt, never reset.
 
-    __slots__ = ("_arrival", "_bytes", "_room", "events", "fault", "finished")
+    Attributes:
+        finished: nothing more is expected.
+        left: because the consumer wants no more, whatever the engine says.
+        on_leave: tells the reader so.
+
+    """
+
+    __slots__ = ("_arrival", "_bytes", "_room", "events", "fault", "finished", "left", "on_leave")
 
     def __init__(self) -> None:
+        self.left = False
+        self.on_leave: Callable[[], None] | None = None
         self.events: list[Event] = []
         self.fault: MotorFlowError | None = None
         self.finished = False
@@ -52,6 +62,8 @@ class Inbox:
     # --- the reader's side ---
 
     def put(self, event: Event) -> None:
+        if self.left:
+            return
         self.events.append(event)
         self._bytes += len(event.raw)
         if event.finish is not None:
@@ -82,6 +94,15 @@ class Inbox:
             if self.fault is not None:
                 raise self.fault
             await self._arrival.wait()
+
+    def leave(self) -> None:
+        """The choice has ended before the engine's finish reason."""
+        self.left = self.finished = True
+        self.events.clear()
+        self._bytes = 0
+        self._room.ring()
+        if self.on_leave is not None:
+            self.on_leave()
 
     def take(self, *, alone: bool) -> list[Event]:
         """The next batch: one event, or as many as may be merged."""

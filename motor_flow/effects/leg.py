@@ -63,24 +63,41 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
         barrier.head(leg.prompt)
         reader = EventReader(exchange, services.patience, asked_at)
         late: list[bytes] = []
-        while not all(inbox.finished for inbox in leg.inboxes):
-            events = await reader.next()
-            if not events:
-                raise ended()
-            if run.marks.first_event is None:
-                run.marks.first_event = trio.current_time()
-            for number, event in enumerate(events):
-                if all(inbox.finished for inbox in leg.inboxes):
-                    late = events[number:]  # behind the last finish: the engine's usage, and no failure counts
-                    break
-                _dispatch(services.codec, leg, event, markers)
-                barrier.first(leg.prompt)
-            redeem(leg)
-            for inbox in leg.inboxes:
-                await inbox.room()
+        with _while_wanted(leg):
+            while not leg.is_finished():
+                events = await reader.next()
+                if not events:
+                    raise ended()
+                if run.marks.first_event is None:
+                    run.marks.first_event = trio.current_time()
+                for number, event in enumerate(events):
+                    if leg.is_finished():
+                        late = events[number:]  # behind the last finish: the engine's usage, and no failure counts
+                        break
+                    _dispatch(services.codec, leg, event, markers)
+                    barrier.first(leg.prompt)
+                redeem(leg)
+                for inbox in leg.inboxes:
+                    await inbox.room()
+        if any(inbox.left for inbox in leg.inboxes):
+            return  # the engine would go on: it learns that we have left
         with suppress(EngineError):
             for event in [*late, *await reader.rest()]:
                 _dispatch(services.codec, leg, event, markers)
+
+
+@contextmanager
+def _while_wanted(leg: Leg) -> Iterator[None]:
+    """Ends early when every choice has ended here, although the engine has not finished it."""
+
+    def left() -> None:
+        if leg.is_finished():
+            scope.cancel()
+
+    for inbox in leg.inboxes:
+        inbox.on_leave = left
+    with trio.CancelScope() as scope:
+        yield
 
 
 def _body(run: RequestRun, leg: Leg, *, answers: bool = True) -> bytes:
@@ -122,12 +139,17 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: SemanticJson, markers: frozense
         raise EngineError(f"the engine sent choice {choice.index} of {len(leg.inboxes)}")
     check_finish(choice.finish_reason, choice.stop_reason)
     inbox = leg.inboxes[choice.index]
+    if inbox.left:
+        return
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
     ids = SemanticIds(choice.token_ids or [])
     leg.completion_tokens += len(ids)
     # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
-    lone = markers is not None and (choice.finish_reason is not None or not markers.isdisjoint(ids))
+    # Nor into the token that completed a stop string: where it ends would not be known.
+    lone = isinstance(choice.stop_reason, str) or (
+        markers is not None and (choice.finish_reason is not None or not markers.isdisjoint(ids))
+    )
     inbox.put(Event(raw, ids, choice.finish_reason, lone))
 
 

@@ -16,6 +16,7 @@ import trio
 from machines.replay import caveats
 from motor_flow.derender.normalise import ChatNormaliser, TextNormaliser
 from motor_flow.derender.session import ChunkDerenderer, slim_request
+from motor_flow.derender.stops import StopStrings
 from motor_flow.effects.context import PromptRun, RequestRun, StreamRun
 from motor_flow.effects.registered import request_effects
 from motor_flow.errors import ClientError, RenderDown
@@ -123,6 +124,7 @@ def _streams(run: RequestRun, prompt: PromptRun, slim: bytes, first: int) -> lis
         ids=tokens.ids,
         parser=run.capability.parser,
     )
+    stops = StopStrings.of(tokens.sampling)
     wants_ids = envelope.flag("return_token_ids")
     return [
         StreamRun(
@@ -134,7 +136,8 @@ def _streams(run: RequestRun, prompt: PromptRun, slim: bytes, first: int) -> lis
             derenderer=derenderer,
             chat=ChatNormaliser(first + choice, services.reasoning_field) if run.chat else None,
             text=None if run.chat else TextNormaliser(first + choice),
-            prompt_ids=_encode(tokens.ids) if wants_ids and choice == 0 else b"",
+            stops=stops,
+            prompt_ids=_encode(tokens.ids) if wants_ids and (choice == 0 or not run.chat) else b"",
         )
         for choice in range(tokens.n)
     ]

@@ -18,7 +18,9 @@ from machines import STREAM
 from machines.context import PendingChunk
 from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import merged
+from motor_flow.derender.codec import ChatChoice, TextChoice
 from motor_flow.derender.normalise import shown_finish
+from motor_flow.derender.stops import NOTHING
 from motor_flow.derender.usage import encoded_usage
 from motor_flow.effects.context import RequestRun, StreamRun
 from motor_flow.errors import DerenderError, EngineError
@@ -59,7 +61,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
     responder, metrics = run.responder, run.services.metrics
     await responder.reserve()
     try:
-        batch = stream.inbox.take(alone=stream.state is None or not run.coalesce)
+        batch = stream.inbox.take(alone=stream.state is None or not run.coalesce or stream.searched)
         last = batch[-1]
         if len(batch) == 1:
             ids, raw = last.ids, last.raw
@@ -69,7 +71,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
             metrics.coalesced_chunks.inc(len(batch) - 1)
         started = trio.current_time()
         try:
-            choice, state, finish = await _choice(stream, raw, last.finish)
+            choice, state, finish = await _choice(stream, raw, len(ids), last.finish)
         except DerenderError as error:
             metrics.derender_stream_failed.inc()
             metrics.phase("derender", trio.current_time() - started, ok=False)
@@ -83,6 +85,8 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         raise
     if choice:
         run.marks.chunk(now)
+    if finish is not None and last.finish is None:
+        stream.inbox.leave()
     usage = _running_usage(stream, len(ids)) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
     return "derendered"
@@ -111,18 +115,38 @@ def derender_errors_logged(run: RequestRun) -> Iterator[None]:
         raise
 
 
-async def _choice(stream: StreamRun, raw: SemanticJson, engine_finish: str | None) -> tuple[bytes, bytes, str | None]:
-    """The client's choice object, the next state and the finish reason that the client sees."""
-    derenderer = stream.derenderer
+async def _choice(
+    stream: StreamRun, raw: SemanticJson, more: int, finish: str | None
+) -> tuple[bytes, bytes, str | None]:
+    """The client's choice object, the next state and the finish reason that the client sees.
+
+    Args:
+        stream: whose.
+        raw: engine tokens.
+        more: how many.
+        finish: the engine's finish reason, on the last ones.
+
+    """
+    derenderer, stops = stream.derenderer, stream.stops
     assert derenderer is not None
+    held, inner = NOTHING, stream.state
+    if stops is not None:
+        held, inner = stops.opened(inner)
+    choice: ChatChoice | TextChoice
     if stream.chat is not None:
-        chat, state = await derenderer.chat_chunk(raw, stream.state)
-        finish = shown_finish(chat.finish_reason, engine_finish)
-        return stream.chat.choice(chat, finish), state, finish
+        choice, state = await derenderer.chat_chunk(raw, inner)
+    else:
+        choice, state = await derenderer.text_chunk(raw, inner)
+    if stops is not None:
+        tokens = len(stream.ledger) + more
+        held, finish = stops.apply(held, choice, finish, tokens=tokens, search=stream.searched)
+        state = stops.closed(held, state)
+    finish = shown_finish(choice.finish_reason, finish)
+    if isinstance(choice, ChatChoice):
+        assert stream.chat is not None
+        return stream.chat.choice(choice, finish), state, finish
     assert stream.text is not None
-    text, state = await derenderer.text_chunk(raw, stream.state)
-    finish = shown_finish(text.finish_reason, engine_finish)
-    return stream.text.choice(text, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
+    return stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
 
 
 def _running_usage(stream: StreamRun, more: int) -> bytes:

@@ -57,12 +57,12 @@ RULES = (
     Rule("not a route of the chain", lambda request, _: request.api == "other", skips_render=True),
     Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
     Rule("beam search", lambda request, _: request.flag("use_beam_search"), skips_render=True),
+    Rule("return_tokens_as_token_ids", lambda request, _: request.flag("return_tokens_as_token_ids")),
     Rule("echo", lambda request, _: request.flag("echo")),
     Rule(
         "prompt_logprobs of completions",
         lambda request, _: request.api == "completions" and request.given("prompt_logprobs"),
     ),
-    Rule("stop strings in a stream", lambda request, _: request.stream and request.given("stop")),
     Rule(
         "streaming through the chain is switched off", lambda request, sidecar: request.stream and not sidecar.streaming
     ),

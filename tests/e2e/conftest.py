@@ -1,4 +1,4 @@
-"""Real vLLM for the tests that are marked `vllm`: started once per session.
+"""Real vLLM for the tests that are marked `vllm`, started once per session; and the embedded cluster as a process.
 
 MOTOR_FLOW_VLLM names the directory that tests/e2e/vllm/install.sh made. Without it these tests are skipped, unless
 MOTOR_FLOW_VLLM_REQUIRED is set, as .ci/run does: then they fail.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +20,8 @@ import pytest
 
 from tests.e2e import real
 from tests.e2e.residue import assert_idle
+
+READY = re.compile(r"^ready (http://\S+) mgmt (http://\S+) obs (http://\S+)\n", re.MULTILINE)
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +63,24 @@ def served(vllm, tmp_path_factory):
     where = tmp_path_factory.mktemp("coordinator")
     with real.coordinator(where, vllm.sidecar, [vllm.engine]) as (infer, mgmt, obs):
         yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs, log=where / "motor-flow.log")
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory):
+    """`motor-flow serve` without a configuration, on free ports; ended with SIGTERM, which must be clean."""
+    log = tmp_path_factory.mktemp("embedded") / "motor-flow.log"
+    with log.open("wb") as out:
+        child = subprocess.Popen([sys.executable, "-m", "motor_flow.cli", "serve", "--port", "0"], stderr=out)
+    until = time.monotonic() + 30
+    while not (found := READY.search(log.read_text())):
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.05)  # noqa: TID251 - another process is starting
+    infer, mgmt, obs = found.groups()
+    yield SimpleNamespace(infer=infer, mgmt=mgmt, obs=obs)
+    assert_idle(obs)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(10) == 0, log.read_text()[-3000:]
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.fixture(autouse=True)

@@ -1,67 +1,73 @@
-"""Native vLLM and Render -> Generate -> Derender answer the same requests alike, field by field."""
+"""Native vLLM and Render -> Generate -> Derender answer the shipped corpus alike, field by field."""
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx
 import pytest
+import trio
 from rich.console import Console
-from rich.table import Table
 
-from motor_flow.views.parity.answers import read_answer
-from motor_flow.views.parity.compare import differences
-from tests.e2e.requests import REFUSED, REQUESTS
+from motor_flow.net.stream import network
+from motor_flow.views.parity.cases import matching, shipped
+from motor_flow.views.parity.run import parity
+from motor_flow.views.parity.telling import tell
+from tests.e2e import real
+from tests.e2e.requests import REFUSED
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-
-ACCEPTED = {
-    # field: why the chain may differ from native vLLM 0.33
-    "reasoning_tokens": "the derender endpoint counts no reasoning tokens",
+BY_RENDER = {
+    *("no messages", "empty messages", "unknown model", "negative temperature", "max_tokens 0", "wrong type"),
+    *("prompt beyond the context", "budget beyond the context", "too many stop strings", "empty stop string", "n = 0"),
+    *("top_logprobs without logprobs", "tool_choice without tools", "empty prompt", "empty list of prompts", "suffix"),
+    "negative id",
 }
-
-
-def ask(base, path, body):
-    reply = httpx.post(base + path, json=body, timeout=120)
-    return read_answer(reply.status_code, reply.headers["content-type"], reply.content)
-
-
-def refused_before_the_stream(native, chain):
-    """Native vLLM reports what it finds late as an event inside HTTP 200; the chain says it by status."""
-    return native.kinds == ["error", "done"] and native.error and chain.status == native.error["code"]
-
-
-def compare(served, native_url, path, body):
-    native, chain = ask(native_url, path, body), ask(served.infer, path, body)
-    found = [d for d in differences(native, chain) if d.field not in ACCEPTED]
-    if refused_before_the_stream(native, chain):
-        found = [d for d in found if d.field not in ("status", "kinds")]
-    return found
+FAST = ("stopping", "tools")
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 def test_native_and_chain_agree(vllm, served, capsys):
-    table = Table("request", "whole", "stream", title="native vLLM 0.33 and the chain")
-    different = []
-    for name, (path, body) in {**REQUESTS, **REFUSED}.items():
-        sent = {key: value for key, value in body.items() if value is not None}
-        row = []
-        for stream in (False, True):
-            extra = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-            found = compare(served, vllm.native, path, sent | extra)
-            different += [f"{name}, {'stream' if stream else 'whole'}: {difference}" for difference in found]
-            row.append("equal" if not found else ", ".join(difference.field for difference in found))
-        table.add_row(name, *row)
+    cases = shipped()
+    outcome = trio.run(parity, network(), [vllm.native, served.infer], None, cases)
     with capsys.disabled():
-        Console(width=110).print(table)
-        print(f"{2 * len(table.rows)} requests, {len(different)} differences")
-    assert 2 * len(table.rows) >= 60
-    assert different == []
+        tell(outcome, Console(width=160))
+    assert len(outcome.results) == len(cases) >= 300
+    assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
+
+
+@pytest.fixture(scope="module")
+def paced(vllm, tmp_path_factory):
+    """An engine that sends several tokens at once, and Coordinators that merge what waits, and that do not."""
+    where = tmp_path_factory.mktemp("paced")
+    port = real.free_port()
+    command = real.engine_command(vllm.venv, vllm.model, port, "--stream-interval", 5)
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(real.running(command, where / "engine.log"))
+        real.wait_for(f"http://127.0.0.1:{port}/health", child, where / "engine.log")
+        served = {}
+        paces = (("merged", port, True), ("whole events", port, False), ("fine", vllm.engine, False))
+        for name, engine, coalesce in paces:
+            own = tmp_path_factory.mktemp(name.replace(" ", "-"))
+            changes = {"stream_config": {"coalesce": coalesce}}
+            infer, *_ = stack.enter_context(real.coordinator(own, vllm.sidecar, [engine], **changes))
+            served[name] = infer
+        yield served
+
+
+@pytest.mark.parametrize("pace", ["merged", "whole events", "fine"])
+def test_how_a_stream_is_cut_makes_no_difference(vllm, paced, pace):
+    """Five tokens at a time with and without coalescing, and one at a time without; both at once is the test above."""
+    cases = [case for kind in FAST for case in matching(shipped(), f"{kind}/*/stream")]
+    outcome = trio.run(parity, network(), [vllm.native, paced[pace]], None, cases)
+    assert len(outcome.results) == len(cases) > 40
+    assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
 
 
 def test_a_refused_request_never_reaches_an_engine(vllm, served):
     """What Render refuses, no engine sees: the engine's request counter stands still."""
-    by_the_engine = {"logprobs beyond the limit", "id beyond the vocabulary", "bad schema"}
     before = engine_requests(vllm)
-    for name, (path, body) in REFUSED.items():
-        if name in by_the_engine:
+    for name, (path, body, *_) in REFUSED.items():
+        if name not in BY_RENDER:
             continue
         for stream in (False, True):
             reply = httpx.post(served.infer + path, json=body | ({"stream": True} if stream else {}), timeout=60)

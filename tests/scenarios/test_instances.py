@@ -242,7 +242,7 @@ async def test_a_native_stream_ends_with_a_clear_error(nursery, autojump_clock):
     """It cannot go on elsewhere once it is visible, as after any other failure of its engine."""
     world = await world_with(nursery, 1, 2)
     async with trio.open_nursery() as clients:
-        answers = await streaming(world, clients, 1, BODY | {"stop": ["never said"]})
+        answers = await streaming(world, clients, 1, BODY | {"echo": True})
         (busy,) = (instance.id for instance in world.app.registry if instance.requests)
         await refresh(world, "del", {"id": busy})
     (got,) = answers

@@ -125,8 +125,9 @@ async def test_every_request_gets_its_own_words_when_all_are_evicted(nursery, au
 
 async def test_a_role_is_nothing_that_could_not_be_said_again(nursery, autojump_clock):
     """vLLM sends the role at once, and the first token later."""
-    world = await make_world(nursery, engines=1, engine={"first_token_s": 5.0, "pace_s": 1.0})
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stop": ["zz"]}
+    config = {"render_config": {"enable_streaming": False}}  # the native route
+    world = await make_world(nursery, engines=1, engine={"first_token_s": 5.0, "pace_s": 1.0}, config=config)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
     got = Response(0, {})
     nursery.start_soon(world.read, got, CHAT, body | {"stream": True})
     seen = []

@@ -67,9 +67,9 @@ async def test_a_request_leaves_its_lines(nursery, autojump_clock, lines):
 
 async def test_the_reason_of_the_native_route_is_logged(nursery, autojump_clock, lines):
     world = await make_world(nursery)
-    await world.stream(CHAT, BODY | {"stop": ["x"]})
+    await world.stream(TEXT, {"model": "tiny", "prompt": "x", "echo": True})
     (render,) = lines("render.ok")
-    assert (render["route"], render["reason"]) == ("native", "stop strings in a stream")
+    assert (render["route"], render["reason"]) == ("native", "echo")
 
 
 async def test_faults_name_instance_attempt_and_kind(nursery, autojump_clock, lines):

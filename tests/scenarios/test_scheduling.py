@@ -152,7 +152,7 @@ async def test_load_returns_to_zero_after_every_failure(nursery, autojump_clock,
             path, body = CHAT, body | {"messages": [{"role": "user", "content": LONG[: luck.randrange(1, 400)]}]}
         else:
             path, body = TEXT, body | {"prompt": [LONG[: luck.randrange(1, 300)]] * luck.choice([1, 1, 3])}
-        native = {"stop": ["zz"]} if luck.random() < 0.2 else {}
+        native = {"echo": True} if path == TEXT and luck.random() < 0.4 else {}
         stream = luck.random() < 0.7
         extra = {} if stream else {"stream_options": None}
         with trio.move_on_after(luck.choice([0.1, 60, 60])):
@@ -368,7 +368,7 @@ async def test_affinity_without_render_is_load_and_one_warning(nursery, autojump
 
 async def test_a_native_request_that_render_has_read_is_asked_for(nursery, autojump_clock):
     world = await affine_world(nursery, engines=2)
-    body = SHORT | {"prompt": LONG, "stop": ["zz"]}
+    body = SHORT | {"prompt": LONG, "echo": True}
     for _ in range(3):
         await world.stream(TEXT, body)
     assert asked(world) == [1, 1, 1]

@@ -176,13 +176,14 @@ async def test_the_end_of_the_stream_is_one_write(nursery, autojump_clock):
     assert received[-1].endswith(b"0\r\n\r\n")
 
 
-async def test_prompt_ids_come_once(nursery, autojump_clock):
+async def test_prompt_ids_come_where_native_vllm_has_them(nursery, autojump_clock):
+    """Once for a chat, once in every choice of completions."""
     world = await make_world(nursery)
     got = await world.stream(CHAT, CHAT_BODY | {"return_token_ids": True, "n": 2})
     assert [i for i, chunk in enumerate(got.chunks) if "prompt_token_ids" in chunk] == [0]
     got = await world.stream(TEXT, TEXT_BODY | {"return_token_ids": True, "n": 2, "prompt": ["a", "b"]})
     holders = [c["index"] for chunk in got.chunks for c in chunk["choices"] if "prompt_token_ids" in c]
-    assert sorted(holders) == [0, 2]
+    assert sorted(holders) == [0, 1, 2, 3]
 
 
 async def test_a_character_split_over_chunks_is_sent_whole(nursery, autojump_clock):

@@ -29,6 +29,7 @@ class Choice:
     logprobs: list[Any] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: Any = None
     finish_reason: str | None = None
     stop_reason: Any = None
 
@@ -43,6 +44,8 @@ class Answer:
         usage: as sent, without nulls.
         error: the error object, from the body or from an event.
         kinds: the order of chunk kinds in a stream, repeats collapsed: role, delta, finish, usage, error, done.
+        created: the times it names; one answer has one.
+        members: names of what the body, or any chunk, holds that is not null.
 
     """
 
@@ -51,11 +54,15 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: Any = None
     id_prefix: str = ""
     ids: set[str] = field(default_factory=set)
     object: str = ""
     model: str = ""
     kinds: list[str] = field(default_factory=list)
+    created: set[int] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)
+    system_fingerprint: str | None = None
 
 
 def read_answer(status: int, media_type: str, body: bytes) -> Answer:
@@ -101,8 +108,13 @@ def _read_head(answer: Answer, body: dict[str, Any]) -> None:
     answer.id_prefix = body["id"].split("-")[0]
     answer.object = body["object"]
     answer.model = body["model"]
+    answer.created.add(body["created"])
+    answer.system_fingerprint = body.get("system_fingerprint") or answer.system_fingerprint
+    answer.members.update(key for key, value in body.items() if value is not None)
     if body.get("prompt_token_ids") is not None:
         answer.prompt_token_ids = body["prompt_token_ids"]
+    if body.get("prompt_logprobs") is not None:
+        answer.prompt_logprobs = body["prompt_logprobs"]
 
 
 def _read_delta(answer: Answer, raw: dict[str, Any]) -> None:
@@ -131,6 +143,8 @@ def _read_common(choice: Choice, raw: dict[str, Any]) -> None:
     choice.token_ids += raw.get("token_ids") or ()
     if raw.get("prompt_token_ids") is not None:
         choice.prompt_token_ids = raw["prompt_token_ids"]
+    if raw.get("prompt_logprobs") is not None:
+        choice.prompt_logprobs = raw["prompt_logprobs"]
     if raw.get("finish_reason"):
         choice.finish_reason = raw["finish_reason"]
         choice.stop_reason = raw.get("stop_reason")

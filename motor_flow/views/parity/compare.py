@@ -31,12 +31,25 @@ class Difference:
 
 
 def differences(native: Answer, chain: Answer) -> list[Difference]:
-    """Every field that differs, in a fixed order."""
+    """Every field of what is said that differs, in a fixed order."""
+    return _different(_fields(native, chain), _fields(chain, native))
+
+
+def envelope_differences(native: Answer, chain: Answer) -> list[Difference]:
+    """What differs around it: which members the bodies have at all, and whose they are."""
+    return _different(_envelope(native), _envelope(chain))
+
+
+def _different(native: Iterator[tuple[str, Any]], chain: Iterator[tuple[str, Any]]) -> list[Difference]:
     return [
-        Difference(field, left, right)
-        for (field, left), (_, right) in zip(_fields(native, chain), _fields(chain, native), strict=True)
-        if left != right
+        Difference(field, left, right) for (field, left), (_, right) in zip(native, chain, strict=True) if left != right
     ]
+
+
+def _envelope(answer: Answer) -> Iterator[tuple[str, Any]]:
+    yield "created", [type(time).__name__ for time in answer.created]
+    yield "system_fingerprint", answer.system_fingerprint and _without_random(answer.system_fingerprint)
+    yield "members", sorted(answer.members - {"system_fingerprint"})
 
 
 def _fields(answer: Answer, other: Answer) -> Iterator[tuple[str, Any]]:
@@ -48,6 +61,7 @@ def _fields(answer: Answer, other: Answer) -> Iterator[tuple[str, Any]]:
     yield "usage", _usage(answer)
     yield "reasoning_tokens", (answer.usage.get("completion_tokens_details") or {}).get("reasoning_tokens")
     yield "prompt_token_ids", answer.prompt_token_ids
+    yield "prompt_logprobs", _rounded(without_nulls(answer.prompt_logprobs))
     yield "kinds", _kinds(answer)
     for index in sorted(set(answer.choices) | set(other.choices)):
         choice = answer.choices.get(index)
@@ -61,10 +75,12 @@ def _choice_fields(choice: Choice | None) -> Iterator[tuple[str, Any]]:
     yield "content", blank.content
     yield "reasoning", blank.reasoning
     yield "tool_calls", [_tool_call(call) for _, call in sorted(blank.tool_calls.items())]
+    yield "tool_indices", sorted(blank.tool_calls)
     yield "finish_reason", blank.finish_reason
     yield "stop_reason", blank.stop_reason
     yield "token_ids", blank.token_ids
     yield "prompt_token_ids", blank.prompt_token_ids
+    yield "prompt_logprobs", _rounded(without_nulls(blank.prompt_logprobs))
     yield "logprobs", _rounded(without_nulls(joined_logprobs(blank.logprobs)))
 
 
@@ -90,7 +106,12 @@ def _kinds(answer: Answer) -> list[str]:
 
 
 def _tool_call(call: dict[str, str]) -> dict[str, str]:
-    return {**call, "id": re.sub(r"[0-9a-f]{8,}", "<random>", call["id"])}
+    return {**call, "id": _without_random(call["id"])}
+
+
+def _without_random(text: str) -> str:
+    """Without random ids, and without the hash that tells one engine's settings from another's."""
+    return re.sub(r"[0-9a-f]{8,}", "<random>", text)
 
 
 def _rounded(value: Any) -> Any:
