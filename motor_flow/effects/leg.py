@@ -23,7 +23,7 @@ from motor_flow.derender.coalesce import split
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
 from motor_flow.engine.client import ENGINE, EngineClient, read_whole
-from motor_flow.engine.events import EventReader
+from motor_flow.engine.events import EventReader, silent
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.transfer import one_token
 from motor_flow.engine.vigil import while_alive
@@ -297,11 +297,6 @@ def check_finish(finish: str | None, stop_reason: int | str | None) -> None:
         raise EngineError(f"the engine ended the request with finish reason {finish!r}", fault=Fault.ABORTED)
     if stop_reason == RECOMPUTED:
         raise EngineError("the engine gave the request up to recompute it", fault=Fault.RECOMPUTED)
-
-
-def silent(seconds: float) -> EngineError:
-    """Nothing came in time."""
-    return EngineError(f"the engine has been silent for {seconds:g} s", fault=Fault.SILENT, status=504)
 
 
 def ended() -> EngineError:

@@ -18,9 +18,10 @@ from machines.faults import Fault
 from machines.topology import HANDOFF, TRIGGER, UNION, Role, Topology
 from motor_flow.effects.context import Attempt, Leg, PromptRun, RequestRun
 from motor_flow.effects.handing_over import held
-from motor_flow.effects.leg import abandon, fetch_whole_leg, prefill_leg, read_stream_leg, silent
+from motor_flow.effects.leg import abandon, fetch_whole_leg, prefill_leg, read_stream_leg
 from motor_flow.effects.native import native_answer
 from motor_flow.effects.placing import reserve
+from motor_flow.engine.events import silent
 from motor_flow.engine.transfer import KEY, REMOTE_DECODE, is_ticket, remote_prefill, turned_round
 from motor_flow.errors import EngineError, ScheduleError
 from motor_flow.scheduling.callbacks import Expected

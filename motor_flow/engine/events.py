@@ -69,7 +69,7 @@ class EventReader:
         deadline = trio.current_time() + self._stall_s if self._deadline is None else self._deadline
         with trio.CancelScope(deadline=deadline):
             return await self._read()
-        raise EngineError(f"the engine has been silent for {self._limit_s:g} s", fault=Fault.SILENT, status=504)
+        raise silent(self._limit_s)
 
     async def rest(self) -> list[bytes]:
         """What still comes, with the end of the body, after everything that matters: until there is a silence.
@@ -109,3 +109,8 @@ class EventReader:
                 if not events:
                     continue  # what follows is the end of the body
             return events
+
+
+def silent(seconds: float) -> EngineError:
+    """Nothing came in time."""
+    return EngineError(f"the engine has been silent for {seconds:g} s", fault=Fault.SILENT, status=504)

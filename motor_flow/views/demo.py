@@ -12,7 +12,6 @@ Source: contract section 1 (demo).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +31,7 @@ from motor_flow.views.demo_lines import Lines, Silence, document, loop_lines, ve
 from motor_flow.views.demo_run import Stage, perform
 from motor_flow.views.demo_screen import Screen
 from motor_flow.views.demo_shown import Outcome
-from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_FAILED
+from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_FAILED, leave_on_signal
 
 
 def run_demo(pace_s: float, *, as_json: bool, log: Path | None) -> int:
@@ -77,25 +76,17 @@ class Output:
 
 
 async def _play(pace_s: float, as_json: bool) -> int:  # noqa: FBT001 - trio.run passes positional arguments only
-    status = EXIT_FAILED
+    status, left = EXIT_FAILED, list[int]()
     with trio.open_signal_receiver(*EXIT_BY_SIGNAL) as signals:
         async with trio.open_nursery() as nursery:
-
-            async def leave() -> None:
-                nonlocal status
-                async for number in signals:
-                    status = EXIT_BY_SIGNAL[signal.Signals(number)]
-                    nursery.cancel_scope.cancel(reason="signal")
-                    return
-
-            nursery.start_soon(leave)
+            nursery.start_soon(leave_on_signal, signals, nursery.cancel_scope, left.append)
             stage = await _set_up(nursery, pace_s)
             output = Output(nursery.cancel_scope)
             show = _shown_as_json if as_json else _shown_in_lines if _is_plain() else _shown_on_screen
             outcome = await show(stage, pace_s, output)
             status = 0 if outcome.good and not output.broken else EXIT_FAILED
             nursery.cancel_scope.cancel(reason="the demo is over")
-    return status
+    return left[0] if left else status
 
 
 def _is_plain() -> bool:

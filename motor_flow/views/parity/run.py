@@ -11,7 +11,6 @@ Source: contract section 1 (parity).
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from motor_flow.net.http import HttpClient, origin_of
 from motor_flow.net.http1 import Pool
 from motor_flow.net.stream import Dial, network
-from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_CONFIG, EXIT_FAILED, EXIT_PROBLEMS, EXIT_USAGE
+from motor_flow.views.exits import EXIT_BY_SIGNAL, EXIT_CONFIG, EXIT_FAILED, EXIT_PROBLEMS, EXIT_USAGE, leave_on_signal
 from motor_flow.views.parity.asking import Unreachable, compare_all, meet
 from motor_flow.views.parity.cases import BadCorpus, Case, matching, read_corpus, shipped
 from motor_flow.views.parity.outcome import Outcome, Result, Server
@@ -158,20 +157,12 @@ async def _until_signal(
     fixed_tokens: bool,  # noqa: FBT001 - trio.run passes no names
 ) -> Outcome | int:
     """The outcome, or the exit status of a signal."""
-    status: int | None = None
+    left: list[int] = []
     outcome: Outcome | None = None
     failure: Unreachable | Misused | None = None
     with trio.open_signal_receiver(*EXIT_BY_SIGNAL) as signals:
         async with trio.open_nursery() as nursery:
-
-            async def leave() -> None:
-                nonlocal status
-                async for number in signals:
-                    status = EXIT_BY_SIGNAL[signal.Signals(number)]
-                    nursery.cancel_scope.cancel(reason="signal")
-                    return
-
-            nursery.start_soon(leave)
+            nursery.start_soon(leave_on_signal, signals, nursery.cancel_scope, left.append)
             try:
                 outcome = await _with_progress(urls, model, cases, fixed_tokens=fixed_tokens)
             except (Unreachable, Misused) as exc:
@@ -181,7 +172,7 @@ async def _until_signal(
         raise failure
     if outcome is not None:
         return outcome
-    return EXIT_FAILED if status is None else status
+    return left[0] if left else EXIT_FAILED
 
 
 async def _with_progress(
