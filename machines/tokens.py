@@ -41,3 +41,17 @@ class TokenizedPrompt:
     sampling: dict[str, Any]
     rest: dict[str, Any]
     n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """The tokens around reasoning.
+
+    Attributes:
+        end: id of the one that ends it.
+        begin: id of the one that begins it; None: not a single token.
+
+    """
+
+    end: int
+    begin: int | None

@@ -174,12 +174,20 @@ def sim_engine(
     first_token: Annotated[float, typer.Option(min=0, help="Seconds before the first token.")] = 0.0,
     max_model_len: SimLength = 4096,
     scale_out: Annotated[bool, typer.Option(help="Offer the token-only routes.")] = True,
+    tokens_only: Annotated[bool, typer.Option("--tokens-only", help="Without a tokenizer, for tokens alone.")] = False,
     fault: FaultLines = None,
 ) -> None:
     """A token engine that speaks vLLM's protocol."""
     from motor_flow.views.simulate import engine, run_simulator
 
-    app = engine(name=name, pace_s=pace, first_token_s=first_token, max_model_len=max_model_len, scale_out=scale_out)
+    app = engine(
+        name=name,
+        pace_s=pace,
+        first_token_s=first_token,
+        max_model_len=max_model_len,
+        scale_out=scale_out,
+        tokens_only=tokens_only,
+    )
     _plan(app.faults, fault)
     raise typer.Exit(run_simulator(app, "engine", host, port))
 

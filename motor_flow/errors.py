@@ -30,7 +30,7 @@ _TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
-MESSAGE_CHARS_MAX = 4096  # an upstream's message is passed on, but not without a bound
+MESSAGE_CHARS_MAX = 16384  # an upstream's message is passed on, but not without a bound
 
 
 def openai_type(status: int) -> str:

@@ -8,25 +8,60 @@ Source: vLLM 0.33 scale_out/derender/serving.py (derender_chat_response copies k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from motor_flow.derender.normalise import CLIENT_FINISHES, ReasoningField, rename_reasoning
+from motor_flow.derender.reasoning import Shown
 from motor_flow.errors import UNREADABLE, DerenderError
 from motor_flow.net.transfer import without_transfer
 
 _encode = msgspec.json.encode
 
 
-class _Choice(msgspec.Struct):
+class Message(msgspec.Struct):
+    """What tells which kinds of text a chat choice holds."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Raw] | None = None
+
+
+class Choice(msgspec.Struct):
+    """A choice of either API."""
+
     index: int
     finish_reason: str
+    message: Message | None = None
+
+    @property
+    def shown(self) -> Shown:
+        """What Derender has made of it."""
+        shown = Shown()
+        if self.message is not None:
+            shown.add(msgspec.structs.asdict(self.message))
+        return shown
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Derendered:
+    """A complete answer.
+
+    Attributes:
+        choices: what is read of them.
+        fields: the answer without what is nobody's business.
+
+    """
+
+    choices: list[Choice]
+    fields: dict[str, object]
 
 
 _check = msgspec.json.Decoder(_Answer).decode
@@ -34,26 +69,12 @@ _fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
-def client_answer(
-    body: bytes,
-    *,
-    identity: str,
-    created: int,
-    model: str,
-    usage: dict[str, object],
-    choices: int,
-    reasoning_field: ReasoningField,
-) -> bytes:
-    """The response body for the client.
+def read_answer(body: bytes, *, choices: int) -> Derendered:
+    """Check what the derender endpoint answered.
 
     Args:
-        body: what the derender endpoint answered.
-        identity: the response id.
-        created: Unix time, seconds.
-        model: as the client is to see it.
-        usage: our own count.
+        body: as it came.
         choices: how many choices the request asked for, over all prompts.
-        reasoning_field: what reasoning is called.
 
     Raises:
         DerenderError: the answer is not complete.
@@ -68,6 +89,30 @@ def client_answer(
         raise DerenderError(f"the sidecar gave a finish reason that is none: {min(odd)!r}")
     if [choice.index for choice in answer.choices] != list(range(choices)):
         raise DerenderError(f"the sidecar derendered {len(answer.choices)} choices of {choices}")
+    return Derendered(answer.choices, fields)
+
+
+def client_answer(
+    answer: Derendered,
+    *,
+    identity: str,
+    created: int,
+    model: str,
+    usage: dict[str, object],
+    reasoning_field: ReasoningField,
+) -> bytes:
+    """The response body for the client.
+
+    Args:
+        answer: the derendered one.
+        identity: the response id.
+        created: Unix time, seconds.
+        model: as the client is to see it.
+        usage: our own count.
+        reasoning_field: what reasoning is called.
+
+    """
+    fields = dict(answer.fields)
     if reasoning_field != "reasoning":
         fields["choices"] = _renamed(fields["choices"], reasoning_field)
     return _encode(fields | {"id": identity, "created": created, "model": model, "usage": usage})

@@ -10,8 +10,8 @@ engine tokens ──▶ Derender ──▶ StopStrings ──▶ normalise ─�
                     └── one opaque state, committed and rolled back together
 ```
 
-An engine that took an answer over cannot see a stop string that began before its first token: such a stream is searched
-here as well, and ends here.
+An engine that took an answer over cannot see a stop string that began before its first token, and one without a
+tokenizer sees none: such a stream is searched here as well, and ends here.
 
 Text has a slot: reasoning, content, or the arguments of one tool call. A slot that is followed by another is shown
 whole. A stop string that spans markers between slots (`</think>`) is cut off where the later slot begins.
@@ -71,7 +71,7 @@ class StopStrings:
     def __init__(self, strings: tuple[str, ...], *, included: bool, least: int) -> None:
         self._strings = strings
         self._included = included
-        self._least = least
+        self.least = least
         self._keep = max(map(len, strings)) - 1
 
     @classmethod
@@ -112,7 +112,7 @@ class StopStrings:
         new = [Piece(TEXT, choice.text)] if isinstance(choice, TextChoice) else _pieces(choice.delta)
         stop = choice.stop_reason if finish == "stop" and isinstance(choice.stop_reason, str) else None
         shown, held, found = self._advance(
-            held, new, stop, ended=finish is not None, search=search and tokens > self._least
+            held, new, stop, ended=finish is not None, search=search and tokens > self.least
         )
         if isinstance(choice, TextChoice):
             choice.text = "".join(piece.text for piece in shown)
@@ -136,7 +136,7 @@ class StopStrings:
         if stop is not None:
             text = self._cut_at(text, stop, old, begun=begun)
         elif search:
-            at, found = self._first(text, old)
+            at, found = self.first(text, old)
             if found is not None:
                 text = text[: at + len(found)] if self._included else text[:at]
         seam = max(0, len(text) - self._keep)
@@ -159,8 +159,14 @@ class StopStrings:
             return ""  # it began before the marker in front of this slot
         return text
 
-    def _first(self, text: str, old: int) -> tuple[int, str | None]:
-        """The stop string that is complete first in the new text."""
+    def first(self, text: str, old: int) -> tuple[int, str | None]:
+        """Where the stop string begins that is complete first, and which it is.
+
+        Args:
+            text: all of it.
+            old: so many characters were searched before.
+
+        """
         best: tuple[int, int, str] | None = None
         for string in self._strings:
             at = text.find(string, max(0, old + 1 - len(string)))

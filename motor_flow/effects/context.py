@@ -12,6 +12,7 @@ RequestRun ─ prompts ─┬ PromptRun 0 ─ streams ─ StreamRun (choice 0), 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ import trio
 
 from machines.context import PromptFacts, RequestFacts, StreamFacts
 from machines.replay import RetryRequestPlan
-from machines.tokens import SemanticJson
+from machines.tokens import SemanticIds, SemanticJson, Thought
 from machines.topology import UNION, Topology
 from motor_flow.bell import Bell
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser
+from motor_flow.derender.reasoning import Shown, reasoning_tokens
 from motor_flow.derender.session import ChunkDerenderer
 from motor_flow.derender.stops import StopStrings
 from motor_flow.effects.inbox import Inbox
@@ -40,6 +42,7 @@ from motor_flow.scheduling.policy import Demand
 from motor_flow.scheduling.registry import Instance
 
 NOTHING = SemanticJson(b"")
+NO_IDS = SemanticIds([])
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +73,7 @@ class StreamRun(StreamFacts):
         inbox: of the current attempt.
         stops: the prompt's stop strings, if it has any.
         prompt_ids: encoded prompt ids that go out with this stream's first choice object; empty: not asked for.
+        shown: what Derender has made of it.
 
     """
 
@@ -80,11 +84,20 @@ class StreamRun(StreamFacts):
     text: TextNormaliser | None = None
     stops: StopStrings | None = None
     prompt_ids: bytes = b""
+    shown: Shown = field(default_factory=Shown)
+
+    def reasoning_tokens(self, more: SemanticIds = NO_IDS, finish: str | None = None) -> int:
+        """Of what is committed, and of these."""
+        run = self.request
+        assert run.thought is not None
+        ids = array("I", [*self.ledger, *more]) if more else self.ledger
+        ended = (finish or self.finish) == "stop"
+        return reasoning_tokens(ids, run.thought, self.shown, hidden=run.hides_reasoning, ended=ended)
 
     @property
     def searched(self) -> bool:
-        """Stop strings must be looked for here: the current engine has not seen all of the answer."""
-        return self.stops is not None and self.snapshot.tokens > 0
+        """Stop strings must be looked for here: the current engine has not seen all of the answer, or cannot look."""
+        return self.stops is not None and (self.snapshot.tokens > 0 or self.inbox.blind)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +117,7 @@ class Leg:
         cached_tokens: prompt tokens the engine had cached, if it says so.
         held: what is given back when it ends, or hands over.
         reason: why this instance, for people.
+        blind: the engine does not look for stop strings.
         error: what it failed with.
 
     """
@@ -122,6 +136,7 @@ class Leg:
     held: ExitStack = field(default_factory=ExitStack)
     reason: str = ""
     since: float = 0.0
+    blind: bool = False
     error: EngineError | None = None
 
     def is_finished(self) -> bool:
@@ -259,6 +274,7 @@ class RequestRun(RequestFacts):
         grant: the tokens of flow control, as long as engines may work for the request.
         explain: the client wants to know why its instances were chosen.
         reports: rung when an attempt has ended.
+        whole_reasoning: reasoning tokens of an answer that is not streamed, once they are counted.
         counted: ids of instances whose failure this request has reported to their breakers.
         held: what is given back when the request ends.
 
@@ -281,6 +297,7 @@ class RequestRun(RequestFacts):
     grant: Grant | None = None
     include_usage: bool = False
     continuous_usage: bool = False
+    whole_reasoning: int | None = None
     barrier: Barrier | None = None
     reports: Bell = field(default_factory=Bell)
     counted: set[int] = field(default_factory=set)
@@ -292,6 +309,11 @@ class RequestRun(RequestFacts):
     @property
     def chat(self) -> bool:
         return self.envelope.api == "chat"
+
+    @property
+    def hides_reasoning(self) -> bool:
+        """The client does not want to see it."""
+        return self.envelope.declines("include_reasoning")
 
     @property
     def streams(self) -> list[StreamRun]:
@@ -327,6 +349,19 @@ class RequestRun(RequestFacts):
         if any(prompt.streams for prompt in self.prompts):
             return sum(prompt.committed for prompt in self.prompts)
         return sum(leg.completion_tokens for leg in self.legs)
+
+    @property
+    def thought(self) -> Thought | None:
+        """The tokens around reasoning; None: reasoning is not counted for this request."""
+        return self.capability.thought if self.chat and self.route == "token_only" else None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of what is committed; None: not counted."""
+        if self.thought is None:
+            return None
+        streams = self.streams
+        return sum(stream.reasoning_tokens() for stream in streams) if streams else self.whole_reasoning
 
     @property
     def cached_tokens(self) -> int | None:

@@ -44,13 +44,15 @@ class Inbox:
         finished: nothing more is expected.
         left: because the consumer wants no more, whatever the engine says.
         on_leave: tells the reader so.
+        blind: its engine does not look for stop strings.
 
     """
 
-    __slots__ = ("_arrival", "_bytes", "_room", "events", "fault", "finished", "left", "on_leave")
+    __slots__ = ("_arrival", "_bytes", "_room", "blind", "events", "fault", "finished", "left", "on_leave")
 
     def __init__(self) -> None:
         self.left = False
+        self.blind = False
         self.on_leave: Callable[[], None] | None = None
         self.events: list[Event] = []
         self.fault: MotorFlowError | None = None

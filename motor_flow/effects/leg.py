@@ -9,8 +9,8 @@ Source: RFC Generate 阶段; vLLM 0.33 scale_out/token_in_token_out/serving.py; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -22,14 +22,14 @@ from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import split
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.engine.client import ENGINE, EngineClient, read_whole
+from motor_flow.engine.client import ENGINE, EngineClient, read_whole, refuses_stops
 from motor_flow.engine.events import EventReader, silent
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
-from motor_flow.engine.transfer import one_token
+from motor_flow.engine.transfer import one_token, without_stops
 from motor_flow.engine.vigil import while_alive
 from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decode_prefill, decode_whole
 from motor_flow.errors import UNREADABLE, EngineError
-from motor_flow.net.http1 import Reply
+from motor_flow.net.http1 import Exchange, Reply
 from motor_flow.obfuscation.codec import TokenCodec
 from motor_flow.telemetry.log import get_logger
 
@@ -56,10 +56,8 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
     asked_at = leg.since
     left_s = max(0.0, asked_at + services.patience.first_event_s - trio.current_time())
     assert barrier is not None
-    body = _body(run, leg)
-    url = leg.instance.url + GENERATE_PATH
     markers = run.capability.markers if run.chat else None
-    async with services.engines.open(url, body, headers=leg_headers(run, leg), head_timeout_s=left_s) as exchange:
+    async with _answering(run, leg, head_timeout_s=left_s) as exchange:
         barrier.head(leg.prompt)
         reader = EventReader(exchange, services.patience, asked_at)
         late: list[bytes] = []
@@ -86,6 +84,32 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
                 _dispatch(services.codec, leg, event, markers)
 
 
+@asynccontextmanager
+async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = None) -> AsyncIterator[Exchange]:
+    """The engine's answer. One that refuses to look for stop strings is asked without them, now and from now on."""
+    instance, engines = leg.instance, run.services.engines
+    headers = leg_headers(run, leg)
+
+    async def asked(stack: AsyncExitStack) -> Exchange:
+        leg.blind = not instance.finds_stops
+        for inbox in leg.inboxes:
+            inbox.blind = leg.blind
+        answer = engines.open(
+            instance.url + GENERATE_PATH, _body(run, leg), headers=headers, head_timeout_s=head_timeout_s
+        )
+        return await stack.enter_async_context(answer)
+
+    async with AsyncExitStack() as stack:
+        try:
+            exchange = await asked(stack)
+        except EngineError as refusal:
+            if leg.blind or not refuses_stops(refusal):
+                raise
+            instance.finds_stops = False
+            exchange = await asked(stack)
+        yield exchange
+
+
 @contextmanager
 def _while_wanted(leg: Leg) -> Iterator[None]:
     """Ends early when every choice has ended here, although the engine has not finished it."""
@@ -105,10 +129,14 @@ def _body(run: RequestRun, leg: Leg, *, answers: bool = True) -> bytes:
     prompt = run.prompts[leg.prompt].prompt
     assert prompt is not None
     assert leg.plan is not None
-    codec = run.services.codec
+    codec, sampling = run.services.codec, leg.plan.sampling
+    if not answers:
+        sampling = one_token(sampling)
+    elif leg.blind:
+        sampling = without_stops(sampling)
     return generate_body(
         codec.physical(leg.plan.ids),
-        codec.physical_sampling(leg.plan.sampling if answers else one_token(leg.plan.sampling)),
+        codec.physical_sampling(sampling),
         codec.physical_rest(prompt.rest),
         request_id=leg.request_id,
         stream=answers and run.stream,
@@ -212,9 +240,7 @@ async def fetch_whole_leg(run: RequestRun, leg: Leg) -> None:
 
 
 async def _fetch(run: RequestRun, leg: Leg) -> None:
-    body = _body(run, leg)
-    url = leg.instance.url + GENERATE_PATH
-    async with run.services.engines.open(url, body, headers=leg_headers(run, leg)) as exchange:
+    async with _answering(run, leg) as exchange:
         whole = await read_whole(exchange)
         redeem(leg)
     prompt = run.prompts[leg.prompt].prompt

@@ -87,7 +87,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         run.marks.chunk(now)
     if finish is not None and last.finish is None:
         stream.inbox.leave()
-    usage = _running_usage(stream, len(ids)) if run.continuous_usage and choice else None
+    usage = _running_usage(stream, ids, finish) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
     return "derendered"
 
@@ -135,6 +135,7 @@ async def _choice(
     choice: ChatChoice | TextChoice
     if stream.chat is not None:
         choice, state = await derenderer.chat_chunk(raw, inner)
+        stream.shown.add(choice.delta)
     else:
         choice, state = await derenderer.text_chunk(raw, inner)
     if stops is not None:
@@ -149,8 +150,9 @@ async def _choice(
     return stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
 
 
-def _running_usage(stream: StreamRun, more: int) -> bytes:
-    return encoded_usage(len(stream.prompt.ids), len(stream.ledger) + more)
+def _running_usage(stream: StreamRun, more: SemanticIds, finish: str | None) -> bytes:
+    thought = stream.reasoning_tokens(more, finish) if stream.request.thought is not None else None
+    return encoded_usage(len(stream.prompt.ids), len(stream.ledger) + len(more), reasoning_tokens=thought)
 
 
 @stream_effects.on("committed")

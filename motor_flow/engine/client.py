@@ -28,6 +28,7 @@ ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_TIMEOUT_S = 2.0
 ERROR_BODY_BYTES_MAX = 65536
 ERROR_BODY_TIMEOUT_S = 5.0
+_NO_STOPS = "stop strings are not supported on a --tokens-only server"  # vLLM 0.32 and newer; before, they were ignored
 
 
 class EngineClient:
@@ -93,6 +94,11 @@ class EngineClient:
             yield exchange
         finally:
             exchange.close()
+
+
+def refuses_stops(error: EngineError) -> bool:
+    """It was started without a tokenizer (`--tokens-only`), and asked to look for stop strings."""
+    return error.fault is Fault.REQUEST and _NO_STOPS in error.message
 
 
 async def read_whole(exchange: Exchange) -> bytes:

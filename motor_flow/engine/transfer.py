@@ -37,7 +37,12 @@ def turned_round(callback: Mapping[str, Any]) -> dict[str, Any]:
 
 def one_token(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling for a prefill leg. An answer that ended by itself would bring no ticket, hence the minimum."""
-    return {**sampling, "max_tokens": 1, "min_tokens": 1, "n": 1}
+    return {**without_stops(sampling), "max_tokens": 1, "min_tokens": 1, "n": 1}
+
+
+def without_stops(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling for an engine that is not to look for stop strings."""
+    return {key: value for key, value in sampling.items() if key != "stop"}
 
 
 def with_transfer(sampling: Mapping[str, Any], kv: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,14 @@ Probed once at the start and before ready: versions and routes, one render, one 
 which of the parsers' markers are single tokens; later probes are GETs. A sidecar that could not be probed is judged
 by its version, and one that was never seen is taken at its configuration's word: requests find out.
 
-| vLLM | streaming derender |
-|---|---|
-| < 0.27 | none |
-| 0.27 - 0.30 | completions, and chat without a parser (with one: 501) |
-| 0.31 - 0.32 | chat with a parser leaks stop tokens into the text: not used |
-| >= 0.33 | all |
+| vLLM | streaming derender | whole derender, as native vLLM would |
+|---|---|---|
+| < 0.27 | none | no (halves of characters) |
+| 0.27 - 0.30 | completions, and chat without a parser (with one: 501) | no |
+| 0.31 - 0.32 | chat with a parser leaks stop tokens into the text: not used | from 0.32: completions |
+| >= 0.33 | all | yes |
+
+What else an old release does differently is a row of `render.route`.
 
 Source: contract section 7 (Probe); measured on 0.28, 0.32 and 0.33.
 """
@@ -20,9 +22,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from machines.tokens import Thought
+
 NON_STREAM_SINCE = (0, 24)
 STREAM_SINCE = (0, 27)
 CHAT_STREAM_WITH_PARSER_SINCE = (0, 33)
+WHOLE_SINCE = (0, 32)
+EXACT_SINCE = (0, 33)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,9 @@ class Capability:
         streams_chat: chat chunks.
         parser: a tool or reasoning parser is configured; None when unknown.
         markers: ids of the single tokens that parsers look for; None when nobody could say.
+        thought: the tokens around reasoning; None: no reasoning parser, or its end is not one token.
         version: as /version says, or empty.
+        release: (major, minor) of the oldest sidecar; None: unknown, and taken for a current one.
         missing: what a person should know, one line each.
 
     """
@@ -51,7 +59,9 @@ class Capability:
     streams_chat: bool = True
     parser: bool | None = None
     markers: frozenset[int] | None = None
+    thought: Thought | None = None
     version: str = ""
+    release: tuple[int, int] | None = None
     missing: tuple[str, ...] = ()
 
     @property
@@ -59,12 +69,17 @@ class Capability:
         """No boundary that a chat parser looks for can be missed."""
         return self.parser is False or self.markers is not None
 
+    def before(self, release: tuple[int, int]) -> bool:
+        """A sidecar is older than this."""
+        return self.release is not None and self.release < release
+
 
 def combined(found: Sequence[Capability]) -> Capability:
     """What may be asked of any of several sidecars, since each call may go to another one."""
     parsers = {each.parser for each in found}
     parser = True if True in parsers else None if None in parsers else False
     unknown = any(not each.marks_known for each in found)
+    thoughts = {each.thought for each in found}
     return Capability(
         renders=all(each.renders for each in found),
         derenders=all(each.derenders for each in found),
@@ -72,7 +87,9 @@ def combined(found: Sequence[Capability]) -> Capability:
         streams_chat=all(each.streams_chat for each in found),
         parser=parser,
         markers=None if unknown else frozenset().union(*(each.markers or () for each in found)),
+        thought=thoughts.pop() if len(thoughts) == 1 else None,
         version=", ".join(dict.fromkeys(each.version for each in found)),
+        release=min((each.release for each in found if each.release is not None), default=None),
         missing=tuple(line for each in found for line in each.missing),
     )
 
@@ -95,12 +112,23 @@ def by_version(version: str, *, parser: bool | None) -> Capability:
             f"vLLM {version} cannot derender chat streams with parsers as native vLLM would (0.33 and newer can): "
             "chat streams go native"
         )
+    if derenders and number < WHOLE_SINCE:
+        missing.append(
+            f"vLLM {version} does not derender whole answers, nor stop strings and log-probabilities in streams, as "
+            "native vLLM would (0.32 and newer can): they go native"
+        )
+    elif derenders and number < EXACT_SINCE:
+        missing.append(
+            f"vLLM {version} does not derender whole chats, nor stop strings of whole completions, as native vLLM "
+            "would (0.33 and newer can): they go native"
+        )
     return Capability(
         derenders=derenders,
         streams=streams,
         streams_chat=streams_chat,
         parser=parser,
         version=version,
+        release=number,
         missing=tuple(missing),
     )
 

@@ -121,6 +121,11 @@ class Envelope:
         """A boolean field, read as pydantic reads one."""
         return _truth(self.fields.get(key))
 
+    def declines(self, key: str) -> bool:
+        """A boolean field that is true unless the client says otherwise."""
+        raw = self.fields.get(key)
+        return raw is not None and bytes(raw) != b"null" and not _truth(raw)
+
     def text(self, key: str) -> str | None:
         """A string field, or None."""
         return peek(self.fields.get(key), str, "") or None

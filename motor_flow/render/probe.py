@@ -2,18 +2,21 @@
 
 At the start and before ready only: version, one render, and one streaming derender of its first token id. The
 derender is sent without the request and the prompt ids, which a sidecar with a parser refuses with 400: that tells
-whether one is configured; its streaming is then tried with both. Later probes are GETs.
+whether one is configured; its streaming is then tried with both, and a few ids are derendered to learn which token ends
+reasoning. Later probes are GETs.
 
 Source: contract section 7 (Probe); vLLM 0.33 scale_out/derender/serving.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
 
 from machines.faults import Fault
+from machines.tokens import Thought
 from motor_flow.errors import UNREADABLE
 from motor_flow.net.asking import ask_version
 from motor_flow.net.http import HttpClient
@@ -31,11 +34,30 @@ MARKERS = (
     *("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|channel|>", "<|message|>", "<|start|>"),
     *("<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )  # of vLLM 0.33's reasoning and tool parsers
+REASONING = (
+    *(("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+THINKING = {"enable_thinking": True, "thinking": True}  # what templates call it
+WORD = "x"
 _encode = msgspec.json.encode
 
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
+
+
+class _Message(msgspec.Struct):
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
 
 
 class _Rendered(msgspec.Struct):
@@ -75,9 +97,10 @@ async def probe_sidecar(http: HttpClient, url: str) -> Capability:
         capability = await _probe_stream(http, url, version, ids)
         if not capability.parser:
             return capability
-        markers = await _marker_ids(http, url)
+        markers = await _single_tokens(http, url, MARKERS)
         if markers is not None:
-            return replace(capability, markers=markers)
+            thought = await _probe_thought(http, url, ids, markers) if capability.derenders else None
+            return replace(capability, markers=frozenset(markers.values()), thought=thought)
         missing = "/tokenize is not offered, so chat chunks are derendered one by one"
         return replace(capability, missing=(*capability.missing, missing))
     except (TransportFault, _NotNow, *UNREADABLE) as exc:
@@ -106,17 +129,39 @@ async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]
     return replace(capability, streams_chat=False, missing=(*capability.missing, missing))
 
 
-async def _marker_ids(http: HttpClient, url: str) -> frozenset[int] | None:
-    """Which markers are one token in this vocabulary; None: this sidecar tokenizes for nobody."""
-    found = set()
-    for marker in MARKERS:
-        reply = await _post(http, f"{url}/tokenize", {"prompt": marker, "add_special_tokens": False})
+async def _probe_thought(http: HttpClient, url: str, ids: list[int], markers: dict[str, int]) -> Thought | None:
+    """Which of the markers ends reasoning for this sidecar's parser: what stands before it is derendered as such."""
+    word = (await _single_tokens(http, url, (WORD,)) or {}).get(WORD)
+    for begin, end in REASONING:
+        if end not in markers or word is None:
+            continue
+        tokens = [word, markers[end], word]
+        choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
+        body = {
+            "generate_response": {"request_id": "probe", "choices": [choice]},
+            "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": THINKING},
+            "prompt_token_ids": ids,
+            "prompt_tokens": len(ids),
+        }
+        reply = await _post(http, f"{url}/v1/chat/completions/derender", body)
+        if reply.status == 200:
+            message = msgspec.json.decode(reply.body, type=_Answer).choices[0].message
+            if message.reasoning or message.reasoning_content:
+                return Thought(markers[end], markers.get(begin))
+    return None
+
+
+async def _single_tokens(http: HttpClient, url: str, texts: Iterable[str]) -> dict[str, int] | None:
+    """Which of these are one token in this vocabulary; None: this sidecar tokenizes for nobody."""
+    found = {}
+    for text in texts:
+        reply = await _post(http, f"{url}/tokenize", {"prompt": text, "add_special_tokens": False})
         if reply.status != 200:
             return None
         tokens = msgspec.json.decode(reply.body, type=_Tokens).tokens
         if len(tokens) == 1:
-            found.add(tokens[0])
-    return frozenset(found)
+            found[text] = tokens[0]
+    return found
 
 
 async def _post(http: HttpClient, url: str, body: object) -> Reply:

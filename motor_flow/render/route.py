@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from machines.context import Route
-from motor_flow.render.capability import Capability
+from motor_flow.render.capability import EXACT_SINCE, WHOLE_SINCE, Capability
 from motor_flow.render.envelope import Api, Envelope
 
 
@@ -75,6 +75,34 @@ RULES = (
         lambda request, sidecar: request.stream and not sidecar.streams,
     ),
     Rule("the sidecar cannot derender", lambda _, sidecar: not sidecar.derenders),
+    Rule(
+        "the sidecar is too old for whole answers (halves of characters)",
+        lambda request, sidecar: not request.stream and sidecar.before(WHOLE_SINCE),
+    ),
+    Rule(
+        "engines of the sidecar's age break streams with n > 1",
+        lambda request, sidecar: request.stream and request.envelope.n > 1 and sidecar.before(WHOLE_SINCE),
+    ),
+    Rule(
+        "the sidecar is too old for stop strings (which one it was)",
+        lambda request, sidecar: request.given("stop") and sidecar.before(WHOLE_SINCE),
+    ),
+    Rule(
+        "the sidecar is too old for log-probabilities in streams",
+        lambda request, sidecar: request.given("logprobs") and sidecar.before(WHOLE_SINCE),
+    ),
+    Rule(
+        "the sidecar is too old for stop strings in whole answers",
+        lambda request, sidecar: not request.stream and request.given("stop") and sidecar.before(EXACT_SINCE),
+    ),
+    Rule(
+        "the sidecar is too old for whole chats (stop tokens in the text, finish reason and ids of tool calls)",
+        lambda request, sidecar: not request.stream and request.api == "chat" and sidecar.before(EXACT_SINCE),
+    ),
+    Rule(
+        "the sidecar is too old for return_token_ids",
+        lambda request, sidecar: request.flag("return_token_ids") and sidecar.before(EXACT_SINCE),
+    ),
 )
 
 

@@ -57,6 +57,7 @@ class Instance:
         requests: engine requests of ours that are in flight there.
         load_tokens: work of ours that is not done there; moved by `load.Charge` alone.
         token_only: it has the token-only route, or has not been found to lack it.
+        finds_stops: it looks for stop strings, or has not been found to refuse them.
         left: announced when it will get no new work any more.
         removed: announced when whatever runs there must end.
 
@@ -69,6 +70,7 @@ class Instance:
     requests: int = 0
     load_tokens: int = 0
     token_only: bool = True
+    finds_stops: bool = True
     breaker: Breaker = field(default_factory=Breaker)
     profile: Profile | None = None
     kv_connector: str = ""

@@ -61,6 +61,7 @@ class Engine(App):
         first_token_s: the time before the first.
         chunk_tokens: tokens per event after a choice's first, which holds one.
         scale_out: whether there are token routes.
+        tokens_only: no tokenizer: it refuses what would need one.
         choices_max: how many choices one token request may want (max_num_seqs).
         api_key: if given, what must be borne on guarded routes.
         cache_blocks: how many prompt blocks it caches; 0: none, and nothing is said of it in `usage`.
@@ -81,6 +82,7 @@ class Engine(App):
         first_token_s: float = 0.0,
         chunk_tokens: int = 1,
         scale_out: bool = True,
+        tokens_only: bool = False,
         choices_max: int = 256,
         api_key: str | None = None,
         cache_blocks: int = 0,
@@ -96,6 +98,7 @@ class Engine(App):
         self.first_token_s = first_token_s
         self.chunk_tokens = chunk_tokens
         self.choices_max = choices_max
+        self.tokens_only = tokens_only
         self.cache = PrefixCache(cache_blocks) if cache_blocks else None
         self.prefill_s = prefill_s
         self._reads_until = 0.0
@@ -168,7 +171,7 @@ class Engine(App):
             served = self.served
             served.check_model(request.model)
             sampling = generate.sampling_of(served, request)
-            generate.check_early(served, request, sampling, choices_max=self.choices_max)
+            generate.check_early(served, request, sampling, choices_max=self.choices_max, tokens_only=self.tokens_only)
             if request.stream:
                 await call.open()
             try:

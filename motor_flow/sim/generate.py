@@ -54,7 +54,14 @@ def sampling_of(served: Served, request: GenerateRequest) -> Sampling:
     return sampling
 
 
-def check_early(served: Served, request: GenerateRequest, sampling: Sampling, *, choices_max: int) -> None:
+def check_early(
+    served: Served, request: GenerateRequest, sampling: Sampling, *, choices_max: int, tokens_only: bool
+) -> None:
+    if tokens_only and sampling.stop:
+        raise Refusal(
+            "stop strings are not supported on a --tokens-only server because detokenization is disabled. Check stop "
+            "strings on the coordinator, or use stop_token_ids."
+        )
     if sampling.n > choices_max:
         raise Refusal(f"sampling_params.n must be at most the server's max_num_seqs ({choices_max}), got {sampling.n}.")
     if request.output_mode != "derender":

@@ -52,10 +52,17 @@ async def _serve(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
     return 0
 
 
-def engine(*, name: str, pace_s: float, first_token_s: float, max_model_len: int, scale_out: bool) -> Engine:
+def engine(
+    *, name: str, pace_s: float, first_token_s: float, max_model_len: int, scale_out: bool, tokens_only: bool
+) -> Engine:
     """A token engine."""
     return Engine(
-        name=name, pace_s=pace_s, first_token_s=first_token_s, max_model_len=max_model_len, scale_out=scale_out
+        name=name,
+        pace_s=pace_s,
+        first_token_s=first_token_s,
+        max_model_len=max_model_len,
+        scale_out=scale_out,
+        tokens_only=tokens_only,
     )
 
 

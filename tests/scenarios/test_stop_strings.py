@@ -58,7 +58,7 @@ async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clo
         asked = body | {"stop": [stop, "never said"], "include_stop_str_in_output": included}
         want = await world.native(path, asked, stream=True)
         got = await world.stream(path, asked)
-        assert [d for d in differences(want.answer, got.answer) if d.field != "reasoning_tokens"] == [], stop
+        assert differences(want.answer, got.answer) == [], stop
         cut += got.answer.choices[0].stop_reason == stop
     assert cut
     assert not any(record.body.get("stop") for record in world.seen("derender"))
@@ -138,4 +138,30 @@ async def test_what_was_found_here_ends_the_answer_at_once(nursery, autojump_clo
     assert got.answer.usage["completion_tokens"] == 2
     assert got.error is None
     assert engine.open == 0
+    await world.check()
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_engines_without_a_tokenizer_refuse_stop_strings_and_nobody_sees_that(
+    nursery, autojump_clock, shape, included
+):
+    """They are looked for here, in streams and in whole answers; an engine is asked in vain once."""
+    path, body = SHAPES[shape]
+    able = await make_world(nursery, engine={"pace_s": 0.001})
+    said = await told(able, path, body)
+    world = await make_world(nursery, engine={"pace_s": 0.001, "tokens_only": True})
+    cut = 0
+    for number, stop in enumerate(pieces(said.content)[:: 2 if shape == "completion" else 5]):
+        asked = body | {"stop": [stop, "never said"], "include_stop_str_in_output": included}
+        if number % 3 == 2:
+            asked["min_tokens"] = 12
+        for stream in (True, False):
+            ask = {name: value for name, value in asked.items() if stream or name != "stream_options"}
+            want = await able.native(path, ask, stream=stream)
+            got = await (world.stream if stream else world.ask)(path, ask)
+            assert differences(want.answer, got.answer) == [], stop
+            cut += got.answer.choices[0].stop_reason == stop
+    assert cut > 2
+    assert sum(bool(record.body["sampling_params"].get("stop")) for record in world.seen()) == len(world.engines)
     await world.check()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from machines.context import SemanticIds
-from motor_flow.derender.answer import client_answer
+from motor_flow.derender.answer import client_answer, read_answer
 from motor_flow.derender.coalesce import merged, split
 from motor_flow.derender.codec import decode_chat, decode_text
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser, role_choice
@@ -235,10 +235,10 @@ def finished(body, **more):
         "created": 9,
         "model": "shown",
         "usage": {"prompt_tokens": 5},
-        "choices": 1,
         "reasoning_field": "reasoning",
     }
-    return json.loads(client_answer(json.dumps(body).encode(), **values | more))
+    answer = read_answer(json.dumps(body).encode(), choices=more.pop("choices", 1))
+    return json.loads(client_answer(answer, **values | more))
 
 
 def test_a_whole_answer_is_ours_and_tells_nothing_of_the_engine():

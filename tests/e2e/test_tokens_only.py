@@ -1,0 +1,40 @@
+"""An engine without a tokenizer gives the answers of one with a tokenizer, stop strings included.
+
+vLLM's `--tokens-only` refuses stop strings; they are found here, on streams and on whole answers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+import trio
+
+from motor_flow.net.stream import network
+from motor_flow.views.parity.cases import shipped
+from motor_flow.views.parity.run import parity
+from tests.e2e import real
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+KINDS = ("stopping/*", "unicode/*", "completions/*")
+NEEDS_A_TOKENIZER = {"echo", "suffix"}  # the engine's own API, which --tokens-only does not serve
+
+
+@pytest.fixture(scope="module")
+def without_tokenizer(vllm, tmp_path_factory):
+    where, port = tmp_path_factory.mktemp("tokens-only"), real.free_port()
+    command = real.engine_command(vllm.venv, vllm.model, port, "--tokens-only")
+    for part in real.PARSERS:
+        command.remove(part)  # they would need a tokenizer
+    with real.running(command, where / "engine.log") as child:
+        real.wait_for(f"http://127.0.0.1:{port}/health", child, where / "engine.log")
+        with real.coordinator(where, vllm.sidecar, [port]) as (infer, *_):
+            yield infer
+
+
+def test_the_answers_are_the_same(vllm, without_tokenizer):
+    cases = [case for case in shipped() if any(fnmatch.fnmatch(case.name, kind) for kind in KINDS)]
+    cases = [case for case in cases if not any(case.body.get(key) for key in NEEDS_A_TOKENIZER)]
+    outcome = trio.run(parity, network(), [vllm.native, without_tokenizer], None, cases)
+    assert len(outcome.results) == len(cases) > 80
+    assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
