@@ -45,13 +45,15 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The tokens around reasoning.
+    """The tokens that bound a model's reasoning, for one parser.
 
     Attributes:
         end: id of the one that ends it.
-        begin: id of the one that begins it; None: not a single token.
+        ends: ids of all that end it; a call of a tool may.
+        markers: ids of all that a parser looks for; none of them is reasoning.
 
     """
 
     end: int
-    begin: int | None
+    ends: frozenset[int]
+    markers: frozenset[int]

@@ -22,7 +22,9 @@ from motor_flow.net.stream import Origin
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.sidecar import Sidecar
 from motor_flow.sim.world import Cluster, merged
+from motor_flow.views.parity.accepted import accepted_as
 from motor_flow.views.parity.answers import Answer, read_answer
+from motor_flow.views.parity.compare import differences
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 COORDINATOR = Origin("coordinator", 80)
@@ -59,6 +61,11 @@ class Response:
     @property
     def chunks(self):
         return [json.loads(data) for _, data in self.events if data != b"[DONE]"]
+
+
+def unexplained(native, chain):
+    """The differences of two answers that are not accepted ones."""
+    return [found for found in differences(native, chain) if accepted_as(found, native, chain, "") is None]
 
 
 class World:

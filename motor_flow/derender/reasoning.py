@@ -15,6 +15,8 @@ from typing import Any
 
 from machines.tokens import Thought
 
+TEMPLATE_TOKENS = 8  # at a prompt's end, where a template that wants no reasoning closes it
+
 
 @dataclass(slots=True)
 class Shown:
@@ -23,11 +25,13 @@ class Shown:
     Attributes:
         reasoning: some of it was reasoning.
         answer: some of it was content or a tool call.
+        ended: its last token is one that ends answers.
 
     """
 
     reasoning: bool = False
     answer: bool = False
+    ended: bool = False
 
     def add(self, message: Mapping[str, Any]) -> None:
         """A message, or a delta of it."""
@@ -36,20 +40,30 @@ class Shown:
         if message.get("content") or message.get("tool_calls"):
             self.answer = True
 
+    def finish(self, finish: str | None, stop_reason: int | str | None) -> None:
+        """As the engine says, with the last token. A stop string is no token of its own."""
+        self.ended = finish == "stop" and not isinstance(stop_reason, str)
 
-def reasoning_tokens(ids: Sequence[int], thought: Thought, shown: Shown, *, hidden: bool, ended: bool) -> int:
+
+def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], thought: Thought, shown: Shown, *, hidden: bool) -> int:
     """The reasoning tokens of one choice.
 
     Args:
+        prompt: its prompt's ids.
         ids: of all its tokens so far.
         thought: of the sidecar's parser.
         shown: of the same tokens.
         hidden: the client did not want to see reasoning, so Derender shows none.
-        ended: the last token is one that ends answers.
 
     """
-    closed = thought.end in ids
-    if not (shown.reasoning or (hidden and (closed or not shown.answer))):
+    at = next((at for at, token in enumerate(ids) if token in thought.ends), None)
+    if shown.reasoning:
+        began = True
+    elif shown.answer:
+        began = hidden and at is not None
+    else:  # nothing to go by, but what the template has written
+        began = thought.end not in prompt[-TEMPLATE_TOKENS:]
+    if not began:
         return 0
-    inside = ids[: ids.index(thought.end)] if closed else ids[: len(ids) - ended]
-    return len(inside) - (0 if thought.begin is None else sum(token == thought.begin for token in inside))
+    inside = ids[: len(ids) - shown.ended] if at is None else ids[:at]
+    return sum(token not in thought.markers for token in inside)

@@ -215,7 +215,8 @@ def _show(delta: dict[str, Any], shown: list[Piece]) -> None:
             continue
         call = next((call for call in calls if _slot(call.get("index")) == slot), None)
         if call is not None:
-            call["function"]["arguments"] += text
+            function = call["function"]
+            function["arguments"] = (function.get("arguments") or "") + text
         elif text:
             before.append({"index": int(slot[5:]), "function": {"arguments": text}})
     calls = before + [call for call in calls if _says(call)]

@@ -59,17 +59,15 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
 
 def _count_reasoning(run: RequestRun, thought: Thought, answer: Derendered) -> int:
     """Of a chat: all its choices come from one engine answer."""
-    ids = {choice.index: choice for choice in decode_whole(run.legs[0].whole).choices}
-    return sum(
-        reasoning_tokens(
-            ids[choice.index].token_ids or (),
-            thought,
-            choice.shown,
-            hidden=run.hides_reasoning,
-            ended=ids[choice.index].finish_reason == "stop",
-        )
-        for choice in answer.choices
-    )
+    generated = {choice.index: choice for choice in decode_whole(run.legs[0].whole).choices}
+    prompt = run.prompts[0].prompt
+    assert prompt is not None
+    count = 0
+    for choice in answer.choices:
+        came, shown = generated[choice.index], choice.shown
+        shown.finish(came.finish_reason, came.stop_reason)
+        count += reasoning_tokens(prompt.ids, came.token_ids or (), thought, shown, hidden=run.hides_reasoning)
+    return count
 
 
 async def _cut_at_stops(run: RequestRun, leg: Leg) -> None:

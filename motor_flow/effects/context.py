@@ -13,7 +13,7 @@ RequestRun ─ prompts ─┬ PromptRun 0 ─ streams ─ StreamRun (choice 0), 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,13 +86,12 @@ class StreamRun(StreamFacts):
     prompt_ids: bytes = b""
     shown: Shown = field(default_factory=Shown)
 
-    def reasoning_tokens(self, more: SemanticIds = NO_IDS, finish: str | None = None) -> int:
+    def reasoning_tokens(self, more: SemanticIds = NO_IDS) -> int:
         """Of what is committed, and of these."""
         run = self.request
         assert run.thought is not None
         ids = array("I", [*self.ledger, *more]) if more else self.ledger
-        ended = (finish or self.finish) == "stop"
-        return reasoning_tokens(ids, run.thought, self.shown, hidden=run.hides_reasoning, ended=ended)
+        return reasoning_tokens(self.prompt.ids, ids, run.thought, self.shown, hidden=run.hides_reasoning)
 
     @property
     def searched(self) -> bool:
@@ -118,6 +117,7 @@ class Leg:
         held: what is given back when it ends, or hands over.
         reason: why this instance, for people.
         blind: the engine does not look for stop strings.
+        ends: the tokens that the client wants answers to end at; None: Derender is too old to judge others.
         error: what it failed with.
 
     """
@@ -137,6 +137,7 @@ class Leg:
     reason: str = ""
     since: float = 0.0
     blind: bool = False
+    ends: Collection[int] | None = None
     error: EngineError | None = None
 
     def is_finished(self) -> bool:

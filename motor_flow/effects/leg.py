@@ -20,6 +20,7 @@ import trio
 from machines.faults import Fault
 from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import split
+from motor_flow.derender.endings import names_an_end, unnamed
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
 from motor_flow.engine.client import ENGINE, EngineClient, read_whole, refuses_stops
@@ -31,6 +32,7 @@ from motor_flow.engine.wire import ChunkChoice, ErrorObject, decode_chunk, decod
 from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Exchange, Reply
 from motor_flow.obfuscation.codec import TokenCodec
+from motor_flow.render.capability import EXACT_SINCE
 from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition", "tool_calls"})  # the last one on the native route only
@@ -88,6 +90,8 @@ async def _pump(run: RequestRun, leg: Leg) -> None:
 async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = None) -> AsyncIterator[Exchange]:
     """The engine's answer. One that refuses to look for stop strings is asked without them, now and from now on."""
     instance, engines = leg.instance, run.services.engines
+    assert leg.plan is not None
+    leg.ends = None if run.capability.before(EXACT_SINCE) else leg.plan.sampling.get("stop_token_ids") or ()
     headers = leg_headers(run, leg)
 
     async def asked(stack: AsyncExitStack) -> Exchange:
@@ -171,6 +175,8 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: SemanticJson, markers: frozense
         return
     if inbox.finished:
         raise EngineError(f"the engine went on with choice {choice.index} after its finish reason")
+    if leg.ends is not None and names_an_end(choice.stop_reason, leg.ends):
+        raw = unnamed(raw, leg.ends)
     ids = SemanticIds(choice.token_ids or [])
     leg.completion_tokens += len(ids)
     # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
@@ -262,6 +268,8 @@ def _take_whole(codec: TokenCodec, leg: Leg, received: bytes, *, wanted: int) ->
     leg.completion_tokens = sum(len(choice.token_ids or ()) for choice in answer.choices)
     if answer.usage is not None and answer.usage.prompt_tokens_details is not None:
         leg.cached_tokens = answer.usage.prompt_tokens_details.cached_tokens
+    if leg.ends is not None and any(names_an_end(choice.stop_reason, leg.ends) for choice in answer.choices):
+        whole = unnamed(whole, leg.ends)
     leg.whole = whole
 
 

@@ -87,7 +87,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         run.marks.chunk(now)
     if finish is not None and last.finish is None:
         stream.inbox.leave()
-    usage = _running_usage(stream, ids, finish) if run.continuous_usage and choice else None
+    usage = _running_usage(stream, ids) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
     return "derendered"
 
@@ -142,6 +142,7 @@ async def _choice(
         tokens = len(stream.ledger) + more
         held, finish = stops.apply(held, choice, finish, tokens=tokens, search=stream.searched)
         state = stops.closed(held, state)
+    stream.shown.finish(finish, choice.stop_reason)
     finish = shown_finish(choice.finish_reason, finish)
     if isinstance(choice, ChatChoice):
         assert stream.chat is not None
@@ -150,8 +151,8 @@ async def _choice(
     return stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
 
 
-def _running_usage(stream: StreamRun, more: SemanticIds, finish: str | None) -> bytes:
-    thought = stream.reasoning_tokens(more, finish) if stream.request.thought is not None else None
+def _running_usage(stream: StreamRun, more: SemanticIds) -> bytes:
+    thought = stream.reasoning_tokens(more) if stream.request.thought is not None else None
     return encoded_usage(len(stream.prompt.ids), len(stream.ledger) + len(more), reasoning_tokens=thought)
 
 

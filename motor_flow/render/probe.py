@@ -34,9 +34,10 @@ MARKERS = (
     *("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|channel|>", "<|message|>", "<|start|>"),
     *("<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )  # of vLLM 0.33's reasoning and tool parsers
-REASONING = (
-    *(("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
+REASONING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>")
+CALL_BEGINS = (
+    *("<tool_call>", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>"),
+    "<|START_ACTION|>",
 )
 THINKING = {"enable_thinking": True, "thinking": True}  # what templates call it
 WORD = "x"
@@ -130,25 +131,35 @@ async def _probe_stream(http: HttpClient, url: str, version: str, ids: list[int]
 
 
 async def _probe_thought(http: HttpClient, url: str, ids: list[int], markers: dict[str, int]) -> Thought | None:
-    """Which of the markers ends reasoning for this sidecar's parser: what stands before it is derendered as such."""
+    """Which markers end reasoning for this sidecar's parser: only what stands before them is derendered as such."""
     word = (await _single_tokens(http, url, (WORD,)) or {}).get(WORD)
-    for begin, end in REASONING:
-        if end not in markers or word is None:
-            continue
-        tokens = [word, markers[end], word]
-        choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
-        body = {
-            "generate_response": {"request_id": "probe", "choices": [choice]},
-            "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": THINKING},
-            "prompt_token_ids": ids,
-            "prompt_tokens": len(ids),
-        }
-        reply = await _post(http, f"{url}/v1/chat/completions/derender", body)
-        if reply.status == 200:
-            message = msgspec.json.decode(reply.body, type=_Answer).choices[0].message
-            if message.reasoning or message.reasoning_content:
-                return Thought(markers[end], markers.get(begin))
-    return None
+    if word is None:
+        return None
+
+    async def ending(candidates: tuple[str, ...]) -> list[int]:
+        known = [markers[marker] for marker in candidates if marker in markers]
+        return [marker for marker in known if await _reasoning(http, url, ids, [word, marker, word]) == WORD]
+
+    ends = await ending(REASONING_ENDS)
+    if not ends:
+        return None
+    return Thought(ends[0], frozenset(ends + await ending(CALL_BEGINS)), frozenset(markers.values()))
+
+
+async def _reasoning(http: HttpClient, url: str, prompt: list[int], tokens: list[int]) -> str | None:
+    """What an answer of these tokens holds of it."""
+    choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
+    body = {
+        "generate_response": {"request_id": "probe", "choices": [choice]},
+        "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": THINKING},
+        "prompt_token_ids": prompt,
+        "prompt_tokens": len(prompt),
+    }
+    reply = await _post(http, f"{url}/v1/chat/completions/derender", body)
+    if reply.status != 200:
+        return None
+    message = msgspec.json.decode(reply.body, type=_Answer).choices[0].message
+    return message.reasoning or message.reasoning_content
 
 
 async def _single_tokens(http: HttpClient, url: str, texts: Iterable[str]) -> dict[str, int] | None:

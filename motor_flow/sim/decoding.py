@@ -50,7 +50,7 @@ class Decoding:
             sampling.max_tokens if sampling.max_tokens is not None else served.max_model_len,
         )
         ends = served.tokenizer.eos_ids
-        self._primary = None if sampling.ignore_eos else served.tokenizer.eos_id
+        self._primary = None if sampling.ignore_eos or served.tokens_only else served.tokenizer.eos_id
         self._stops = frozenset(sampling.stop_token_ids) | (NONE if sampling.ignore_eos else ends)
         self._never = ends if sampling.ignore_eos else NONE
         self._early = self._never | ends | frozenset(sampling.stop_token_ids)

@@ -61,7 +61,7 @@ class Engine(App):
         first_token_s: the time before the first.
         chunk_tokens: tokens per event after a choice's first, which holds one.
         scale_out: whether there are token routes.
-        tokens_only: no tokenizer: it refuses what would need one.
+        tokens_only: no tokenizer: it refuses what would need one, and does not know the model's own end.
         choices_max: how many choices one token request may want (max_num_seqs).
         api_key: if given, what must be borne on guarded routes.
         cache_blocks: how many prompt blocks it caches; 0: none, and nothing is said of it in `usage`.
@@ -92,13 +92,14 @@ class Engine(App):
         super().__init__(api_key=api_key)
         self.name = name
         self.fingerprint = f"vllm-{version}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-        self.served = Served(model_name=model_name, max_model_len=max_model_len, parsers=parsers)
+        self.served = Served(
+            model_name=model_name, max_model_len=max_model_len, parsers=parsers, tokens_only=tokens_only
+        )
         self.oracle: Oracle = tiny_oracle()
         self.pace_s = pace_s
         self.first_token_s = first_token_s
         self.chunk_tokens = chunk_tokens
         self.choices_max = choices_max
-        self.tokens_only = tokens_only
         self.cache = PrefixCache(cache_blocks) if cache_blocks else None
         self.prefill_s = prefill_s
         self._reads_until = 0.0
@@ -171,7 +172,7 @@ class Engine(App):
             served = self.served
             served.check_model(request.model)
             sampling = generate.sampling_of(served, request)
-            generate.check_early(served, request, sampling, choices_max=self.choices_max, tokens_only=self.tokens_only)
+            generate.check_early(served, request, sampling, choices_max=self.choices_max)
             if request.stream:
                 await call.open()
             try:

@@ -54,10 +54,8 @@ def sampling_of(served: Served, request: GenerateRequest) -> Sampling:
     return sampling
 
 
-def check_early(
-    served: Served, request: GenerateRequest, sampling: Sampling, *, choices_max: int, tokens_only: bool
-) -> None:
-    if tokens_only and sampling.stop:
+def check_early(served: Served, request: GenerateRequest, sampling: Sampling, *, choices_max: int) -> None:
+    if served.tokens_only and sampling.stop:
         raise Refusal(
             "stop strings are not supported on a --tokens-only server because detokenization is disabled. Check stop "
             "strings on the coordinator, or use stop_token_ids."

@@ -24,6 +24,7 @@ class Served:
     model_name: str = "tiny"
     max_model_len: int = CONTEXT_TOKENS_DEFAULT
     parsers: bool = True
+    tokens_only: bool = False
     logprobs_max: int = 20
     tokenizer: Tokenizer = field(default_factory=tiny)
     template: ChatTemplate = field(default_factory=tiny_template)

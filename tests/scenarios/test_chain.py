@@ -12,8 +12,7 @@ import json
 import pytest
 
 from motor_flow.net.stream import Origin
-from motor_flow.views.parity.compare import differences
-from tests.world import CHAT, TEXT, make_world
+from tests.world import CHAT, TEXT, make_world, unexplained
 
 SIDECAR = Origin("sidecar", 80)
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -63,7 +62,7 @@ async def test_the_chain_answers_what_the_engine_would(nursery, autojump_clock, 
         one.seen.clear()
     got = await (world.stream if stream else world.ask)(path, body)
     assert got.status == 200, got.body
-    found = differences(native.answer, got.answer)
+    found = unexplained(native.answer, got.answer)
     assert found == []
     prompts = len(body["prompt"]) if isinstance(body.get("prompt", ""), list) and name.startswith("list") else 1
     if stream in NATIVE.get(name, ()):
@@ -158,7 +157,7 @@ async def test_render_switched_off_keeps_the_native_route_for_everything(nursery
         for stream in (False, True):
             native = await world.native(path, body, stream)
             got = await (world.stream if stream else world.ask)(path, body)
-            assert differences(native.answer, got.answer) == []
+            assert unexplained(native.answer, got.answer) == []
     assert not (world.seen("generate"))
     assert not (world.seen("render"))
     assert not (world.seen("derender"))

@@ -10,9 +10,8 @@ import trio
 
 from motor_flow.sim.faults import Fault
 from motor_flow.sim.tokenizer import tiny
-from motor_flow.views.parity.compare import differences
 from tests.scripted import CUT, HANG, SSE_HEAD, Scripted, tokens
-from tests.world import CHAT, TEXT, make_world
+from tests.world import CHAT, TEXT, make_world, unexplained
 
 USAGE = {"stream_options": {"include_usage": True}}
 PLAIN = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True} | USAGE
@@ -58,7 +57,7 @@ async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clo
         asked = body | {"stop": [stop, "never said"], "include_stop_str_in_output": included}
         want = await world.native(path, asked, stream=True)
         got = await world.stream(path, asked)
-        assert differences(want.answer, got.answer) == [], stop
+        assert unexplained(want.answer, got.answer) == [], stop
         cut += got.answer.choices[0].stop_reason == stop
     assert cut
     assert not any(record.body.get("stop") for record in world.seen("derender"))
@@ -70,7 +69,7 @@ async def test_until_min_tokens_no_stop_string_counts(nursery, autojump_clock):
     said = await told(world, TEXT, PLAIN)
     asked = PLAIN | {"stop": [" "], "min_tokens": 25}
     want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)
-    assert differences(want.answer, got.answer) == []
+    assert unexplained(want.answer, got.answer) == []
     assert said.content.startswith(got.answer.choices[0].content)
     assert got.answer.usage["completion_tokens"] > 25
     await world.check()
@@ -87,7 +86,7 @@ async def test_a_sibling_is_untouched(nursery, autojump_clock):
         "stop": ["add "],
     }
     want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)
-    assert differences(want.answer, got.answer) == []
+    assert unexplained(want.answer, got.answer) == []
     assert {choice.finish_reason for choice in got.answer.choices.values()} == {"stop", "length"}
     await world.check()
 
@@ -96,7 +95,7 @@ async def test_a_tool_call_that_says_no_stop_string_is_whole(nursery, autojump_c
     world = await make_world(nursery)
     want = await world.stream(CHAT, CALL)
     got = await world.stream(CHAT, CALL | {"stop": ["never said"]})
-    assert differences(want.answer, got.answer) == []
+    assert unexplained(want.answer, got.answer) == []
     assert got.answer.choices[0].tool_calls
     await world.check()
 
@@ -116,7 +115,7 @@ async def test_an_engine_dies_before_inside_and_behind_a_stop_string(nursery, au
             one.seen.clear()
             one.faults.add(fault)  # it happens once, wherever the request goes first
         got = await world.stream(TEXT, asked)
-        assert differences(want.answer, got.answer) == [], after
+        assert unexplained(want.answer, got.answer) == [], after
         assert len(world.seen()) == 2
         for one in world.engines:
             one.faults.clear()
@@ -160,7 +159,7 @@ async def test_engines_without_a_tokenizer_refuse_stop_strings_and_nobody_sees_t
             ask = {name: value for name, value in asked.items() if stream or name != "stream_options"}
             want = await able.native(path, ask, stream=stream)
             got = await (world.stream if stream else world.ask)(path, ask)
-            assert differences(want.answer, got.answer) == [], stop
+            assert unexplained(want.answer, got.answer) == [], stop
             cut += got.answer.choices[0].stop_reason == stop
     assert cut > 2
     assert sum(bool(record.body["sampling_params"].get("stop")) for record in world.seen()) == len(world.engines)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from motor_flow.views.parity.accepted import ACCEPTED, accepted_as
-from motor_flow.views.parity.answers import Answer, read_answer
+from motor_flow.views.parity.answers import Answer, Choice, read_answer
 from motor_flow.views.parity.asking import read_safely
 from motor_flow.views.parity.compare import Difference, differences, envelope_differences
 
@@ -19,11 +19,19 @@ def name(difference, native=None, chain=None, version=VERSION):
     return entry and entry.name
 
 
-@pytest.mark.parametrize("field", ["reasoning_tokens", "system_fingerprint"])
-def test_only_silence_is_accepted(field):
+def test_only_silence_is_accepted():
+    field = "system_fingerprint"
     assert name(Difference(field, 7, None)) == field
     assert name(Difference(field, 7, 6)) is None
     assert name(Difference(field, None, 7)) is None
+
+
+def test_only_a_stream_may_count_too_few_tokens_of_reasoning():
+    field, stream = "reasoning_tokens", Answer(200, kinds=["role", "delta", "done"])
+    assert name(Difference(field, 7, 9), stream) == field
+    for native, chain in ((9, 7), (7, None), (None, 7)):
+        assert name(Difference(field, native, chain), stream) is None
+    assert name(Difference(field, 7, 9)) is None
 
 
 @pytest.mark.parametrize("field", ["usage", "choices[0].content", "error", "status", "kinds", "members"])
@@ -35,7 +43,7 @@ def test_other_fields_are_not(field):
     ("version", "holds"), [("0.33.0", True), ("0.33.4+cpu", True), ("", True), ("0.32.9", False), ("0.34.0", False)]
 )
 def test_an_entry_holds_for_its_versions_only(version, holds):
-    assert (name(Difference("reasoning_tokens", 7, None), version=version) is not None) == holds
+    assert (name(Difference("system_fingerprint", 7, None), version=version) is not None) == holds
 
 
 def late(code=400):
@@ -52,6 +60,29 @@ def test_a_status_instead_of_an_event():
     assert name(status, late(), Answer(400)) is None
     after_text = Answer(200, error={"code": 400}, kinds=["role", "delta", "error", "done"])
     assert name(status, after_text, early) is None
+
+
+def stopped(**more):
+    return Answer(200, kinds=["role", "delta", "finish", "done"], choices={0: Choice(stop_reason="nk>", **more)})
+
+
+@pytest.mark.parametrize(
+    ("native", "chain", "accepted"),
+    [
+        ("a</thi", "a", True),
+        ("<thi", "", True),
+        ("<thi", None, True),
+        ("a</think>", "a", False),
+        ("ab", "a", False),
+        ("a", "a</thi", False),
+        ("x</thi", "a", False),
+    ],
+)
+def test_the_beginning_of_a_marker_may_be_missing_where_a_stop_string_has_cut_it(native, chain, accepted):
+    found = Difference("choices[0].reasoning", native, chain)
+    assert (name(found, stopped(), stopped()) is not None) == accepted
+    assert name(found, Answer(200, choices=stopped().choices), stopped()) is None  # not a stream
+    assert name(found, stopped(), Answer(200, kinds=["delta"])) is None  # not ended by a stop string
 
 
 def test_every_entry_says_why_and_where():

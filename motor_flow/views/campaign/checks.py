@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 from motor_flow.errors import Stage
 from motor_flow.views.campaign.clients import Received
 from motor_flow.views.campaign.scenes import Scene
+from motor_flow.views.parity.accepted import accepted_as
 from motor_flow.views.parity.answers import Answer, read_answer
 from motor_flow.views.parity.compare import differences
 
@@ -46,7 +47,8 @@ def answer_problems(scene: Scene, want: Received, got: Received, *, deaths: bool
         return found + [
             f"differs: {difference}"
             for difference in differences(expected, answer)
-            if not (scene.native and _of_the_engine(difference.field))
+            if accepted_as(difference, expected, answer, "") is None
+            and not (scene.native and _of_the_engine(difference.field))
         ]
     if scene.must_succeed(deaths=deaths):
         found.append(f"failed although it need not: {answer.error.get('message')}")

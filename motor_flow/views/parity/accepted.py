@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from motor_flow.render.probe import MARKERS
 from motor_flow.views.parity.answers import Answer
 from motor_flow.views.parity.compare import Difference
 
@@ -25,7 +26,7 @@ class Accepted:
 
     Attributes:
         name: for tables and JSON.
-        fields: the fields it covers, as `compare.py` names them.
+        fields: the fields it covers, as `compare.py` names them, without the choice.
         requests: which requests it is about, for a person.
         reason: why the Coordinator may differ.
         source: where that can be looked up.
@@ -62,6 +63,24 @@ def _not_told(difference: Difference, _: Answer, __: Answer) -> bool:
     return difference.native is not None and difference.chain is None
 
 
+def _rest_of_a_marker(difference: Difference, native: Answer, chain: Answer) -> bool:
+    """Of a stream that a stop string has ended: the text, and the beginning of a marker behind it."""
+    shown, bare = difference.native or "", difference.chain or ""
+    rest = shown[len(bare) :]
+    ended = any(isinstance(choice.stop_reason, str) for choice in chain.choices.values())
+    return (
+        bool(native.kinds and rest and ended)
+        and shown.startswith(bare)
+        and any(marker.startswith(rest) and marker != rest for marker in MARKERS)
+    )
+
+
+def _counts_more(difference: Difference, native: Answer, _: Answer) -> bool:
+    """Of a stream."""
+    counted = (difference.native, difference.chain)
+    return bool(native.kinds) and all(isinstance(count, int) for count in counted) and counted[0] < counted[1]
+
+
 def _status_instead_of_event(_: Difference, native: Answer, chain: Answer) -> bool:
     """The same error, by status 4xx or 5xx instead of as the only event of a 200."""
     return (
@@ -86,12 +105,14 @@ ACCEPTED = (
     Accepted(
         name="reasoning_tokens",
         fields=frozenset({"reasoning_tokens"}),
-        requests="chat, where native vLLM runs a reasoning parser",
-        reason="the derender endpoint counts no reasoning tokens, and no other tokenizer or parser may stand in for it",
-        source="vllm/entrypoints/scale_out/derender/serving.py against openai/chat_completion/serving.py",
+        requests="streamed chats with reasoning",
+        reason="in streams native vLLM leaves out tokens that bring no text of their own (all but the last of a "
+        "character's), how many depends on how the stream was cut; the Coordinator counts what native vLLM counts for "
+        "whole answers",
+        source="vllm/parser/engine/streaming_parser_engine.py: token_count of what has text",
         since=(0, 33),
         before=(0, 34),
-        holds=_not_told,
+        holds=_counts_more,
     ),
     Accepted(
         name="system_fingerprint",
@@ -104,6 +125,17 @@ ACCEPTED = (
         since=(0, 33),
         before=(0, 34),
         holds=_not_told,
+    ),
+    Accepted(
+        name="a stop string that begins in a marker",
+        fields=frozenset({"reasoning", "content"}),
+        requests="streamed chats whose stop string begins inside a marker such as <think>",
+        reason="native vLLM cuts the text before it parses it and shows the rest of the marker as text; the Coordinator "
+        "gives the parser the whole marker, and nothing of it is shown. Whole answers are as native vLLM's",
+        source="vllm/v1/engine/detokenizer.py cuts, vllm/parser/engine/streaming_parser_engine.py parses what is left",
+        since=(0, 33),
+        before=(0, 34),
+        holds=_rest_of_a_marker,
     ),
     Accepted(
         name="refused before the stream",
@@ -135,6 +167,10 @@ def accepted_as(
 ) -> Accepted | None:
     """The entry that covers this difference, if one does."""
     for entry in entries:
-        if difference.field in entry.fields and entry.at(version) and entry.holds(difference, native, chain):
+        if (
+            difference.field.rpartition("].")[2] in entry.fields
+            and entry.at(version)
+            and entry.holds(difference, native, chain)
+        ):
             return entry
     return None
