@@ -66,6 +66,8 @@ def _not_told(difference: Difference, _: Answer, __: Answer) -> bool:
 def _rest_of_a_marker(difference: Difference, native: Answer, chain: Answer) -> bool:
     """Of a stream that a stop string has ended: the text, and the beginning of a marker behind it."""
     shown, bare = difference.native or "", difference.chain or ""
+    if not (isinstance(shown, str) and isinstance(bare, str)):
+        return False
     rest = shown[len(bare) :]
     ended = any(isinstance(choice.stop_reason, str) for choice in chain.choices.values())
     return (
@@ -130,8 +132,8 @@ ACCEPTED = (
         name="a stop string that begins in a marker",
         fields=frozenset({"reasoning", "content"}),
         requests="streamed chats whose stop string begins inside a marker such as <think>",
-        reason="native vLLM cuts the text before it parses it and shows the rest of the marker as text; the Coordinator "
-        "gives the parser the whole marker, and nothing of it is shown. Whole answers are as native vLLM's",
+        reason="native vLLM cuts the text before it parses it and shows the rest of the marker as text; the "
+        "Coordinator gives the parser the whole marker, and nothing of it is shown. Whole answers are equal",
         source="vllm/v1/engine/detokenizer.py cuts, vllm/parser/engine/streaming_parser_engine.py parses what is left",
         since=(0, 33),
         before=(0, 34),
