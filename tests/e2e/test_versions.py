@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from motor_flow.views.parity.answers import read_answer
-from motor_flow.views.parity.compare import differences
 from tests.e2e import real
 from tests.e2e.requests import TOOLS, chat, text
+from tests.world import unexplained
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -92,7 +92,7 @@ def compared(infer, native, log):
     for name in FEATURES:
         for form in FORMS:
             want, got = asked(native, name, form), asked(infer, name, form)
-            unlike[name, form] = [str(d) for d in differences(want, got)]
+            unlike[name, form] = [str(found) for found in unexplained(want, got)]
     took = {}
     while len(took) < len(unlike):  # the last line is written behind the answer
         took = {name: route for name, route in routes(log).items() if name.startswith("versions-")}

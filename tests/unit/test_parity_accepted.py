@@ -40,7 +40,8 @@ def test_other_fields_are_not(field):
 
 
 @pytest.mark.parametrize(
-    ("version", "holds"), [("0.33.0", True), ("0.33.4+cpu", True), ("", True), ("0.32.9", False), ("0.34.0", False)]
+    ("version", "holds"),
+    [("0.33.0", True), ("0.33.4+cpu", True), ("", True), ("0.28.0", True), ("0.27.9", False), ("0.34.0", False)],
 )
 def test_an_entry_holds_for_its_versions_only(version, holds):
     assert (name(Difference("system_fingerprint", 7, None), version=version) is not None) == holds

@@ -112,7 +112,7 @@ ACCEPTED = (
         "character's), how many depends on how the stream was cut; the Coordinator counts what native vLLM counts for "
         "whole answers",
         source="vllm/parser/engine/streaming_parser_engine.py: token_count of what has text",
-        since=(0, 33),
+        since=(0, 28),
         before=(0, 34),
         holds=_counts_more,
     ),
@@ -124,8 +124,18 @@ ACCEPTED = (
         "carries it, so the Coordinator has none to pass on",
         source="vllm/entrypoints/openai/chat_completion/serving.py and completion/serving.py set it, nothing under "
         "vllm/entrypoints/scale_out does",
-        since=(0, 33),
+        since=(0, 28),
         before=(0, 34),
+        holds=_not_told,
+    ),
+    Accepted(
+        name="which token ended it",
+        fields=frozenset({"stop_reason"}),
+        requests="streamed completions that end at another token than the model's first end",
+        reason="engines before 0.32 do not say which token or string has ended an answer",
+        source="vllm/entrypoints/scale_out/token_in_token_out/protocol.py of 0.28: no stop_reason",
+        since=(0, 28),
+        before=(0, 32),
         holds=_not_told,
     ),
     Accepted(
@@ -135,7 +145,7 @@ ACCEPTED = (
         reason="native vLLM cuts the text before it parses it and shows the rest of the marker as text; the "
         "Coordinator gives the parser the whole marker, and nothing of it is shown. Whole answers are equal",
         source="vllm/v1/engine/detokenizer.py cuts, vllm/parser/engine/streaming_parser_engine.py parses what is left",
-        since=(0, 33),
+        since=(0, 28),
         before=(0, 34),
         holds=_rest_of_a_marker,
     ),
@@ -146,7 +156,7 @@ ACCEPTED = (
         reason="native vLLM has sent status 200 when the engine refuses, and reports it as an event; the Coordinator "
         "looks at the engine's answer first and says the same error by its status",
         source="vllm/entrypoints/generate/base/serving.py: create_streaming_error_response",
-        since=(0, 33),
+        since=(0, 28),
         before=(0, 34),
         holds=_status_instead_of_event,
     ),
@@ -157,7 +167,7 @@ ACCEPTED = (
         reason="Render refuses it before any engine is asked, with the same status, type and param, and a message of "
         "its own",
         source="vllm/entrypoints/scale_out/render/serving.py against v1/engine/input_processor.py",
-        since=(0, 33),
+        since=(0, 28),
         before=(0, 34),
         holds=_renders_words,
     ),
