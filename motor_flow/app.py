@@ -53,6 +53,7 @@ from motor_flow.scheduling.admission import FlowControl
 from motor_flow.scheduling.callbacks import Callbacks
 from motor_flow.scheduling.conductor import Conductor
 from motor_flow.scheduling.leases import LeaseLedger
+from motor_flow.scheduling.misfits import misfits, mixed
 from motor_flow.scheduling.models import Models
 from motor_flow.scheduling.policy import policy_of
 from motor_flow.scheduling.ratelimit import RateLimit
@@ -169,7 +170,9 @@ class App:
         self._started = False
         self.inference: ASGIApp = self._inference_routes()
         self.management: ASGIApp = Door(
-            management_routes(InstanceRoutes(self.registry, config.breaker, wall), lambda: self.ready)
+            management_routes(
+                InstanceRoutes(self.registry, config.breaker, wall, lambda: self.misfits), lambda: self.ready
+            )
         )
         self.metaserver: ASGIApp = Door(metaserver_routes(self.callbacks))
         self.observability: ASGIApp = Door(observability_routes(self.metrics, self.journal))
@@ -178,7 +181,13 @@ class App:
     @property
     def ready(self) -> bool:
         """Something schedulable is registered, with or without Render, and we are not leaving."""
-        return self._started and not self._draining and self.registry.schedulable
+        there = [each for each in self.registry if each.standing == "available"]
+        return self._started and not self._draining and self.registry.schedulable and mixed(there) is None
+
+    @property
+    def misfits(self) -> list[str]:
+        """What an operator should know about the instances, one line each."""
+        return misfits(list(self.registry), callbacks=bool(self.callbacks.url))
 
     @property
     def requests(self) -> int:

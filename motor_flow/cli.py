@@ -12,7 +12,7 @@ Source: contract section 1.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -174,6 +174,12 @@ def sim_engine(
     first_token: Annotated[float, typer.Option(min=0, help="Seconds before the first token.")] = 0.0,
     max_model_len: SimLength = 4096,
     scale_out: Annotated[bool, typer.Option(help="Offer the token-only routes.")] = True,
+    role: Annotated[
+        Literal["union", "prefill", "decode"],
+        typer.Option(
+            help="prefill and decode hand KV over, as handoff and trigger want it; GET /sim/kv shows tickets."
+        ),
+    ] = "union",
     tokens_only: Annotated[bool, typer.Option("--tokens-only", help="Without a tokenizer, for tokens alone.")] = False,
     fault: FaultLines = None,
 ) -> None:
@@ -182,6 +188,7 @@ def sim_engine(
 
     app = engine(
         name=name,
+        role=role,
         pace_s=pace,
         first_token_s=first_token,
         max_model_len=max_model_len,

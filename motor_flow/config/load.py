@@ -76,7 +76,9 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> Loaded:
     except (OSError, UnicodeDecodeError) as exc:
         raise BadConfiguration(source, [f"cannot be read: {exc}"]) from exc
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_unique)
+    except _Doubled as exc:
+        raise BadConfiguration(source, [f"{exc}: given twice in one object"]) from exc
     except ValueError as exc:
         raise BadConfiguration(source, [f"is not JSON: {exc}"]) from exc
     if not isinstance(document, dict):
@@ -86,6 +88,19 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> Loaded:
     if not isinstance(tree, dict):
         raise BadConfiguration(source, [f"{WRAPPER}: must be an object"])
     return _build(tree, source, path.parent, environ, forgiving=wrapped)
+
+
+class _Doubled(ValueError):
+    """A key that stands twice in one object: JSON readers would take the last one without a word."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Doubled(key)
+        found[key] = value
+    return found
 
 
 def load_embedded(changes: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Loaded:

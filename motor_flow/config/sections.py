@@ -12,9 +12,11 @@ import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+DIGEST = re.compile(r"^[0-9a-fA-F]{64}$")
 INSTANCE_ID_MAX = 2**32 - 1  # above it are the ids of further data-parallel ranks
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -115,6 +117,8 @@ class InstanceSection(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not HOST.fullmatch(parts.hostname or ""):
             raise ValueError("not an http:// or https:// URL")
+        if parts.hostname in WILDCARDS:
+            raise ValueError("an engine cannot be asked at a wildcard address")
         if parts.path.rstrip("/") or parts.query or parts.fragment:
             raise ValueError("must be a base URL without a path: API paths are added here")
         _ = parts.port  # raises for one that is none
@@ -262,11 +266,17 @@ class MetaserverSection(Section):
     base_port: Port = 12000
 
 
+def _digest(value: str) -> str:
+    if DIGEST.match(value) is None:
+        raise ValueError('must be a sha256 digest, 64 hexadecimal digits: printf %s "$KEY" | sha256sum')
+    return value
+
+
 class ApiKeySection(Section):
     """Client keys, as sha256 hex digests."""
 
     enable_api_key: bool = False
-    valid_keys: list[Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]] = []
+    valid_keys: list[Annotated[str, AfterValidator(_digest), Field(json_schema_extra={"pattern": DIGEST.pattern})]] = []
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -325,14 +335,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        ids = [instance.id for instance in self.instances]
-        doubled = sorted({i for i in ids if ids.count(i) > 1})
-        if doubled:
-            raise ValueError(f"instances: id {doubled[0]} is given twice")
+        ids = [str(instance.id) for instance in self.instances]
         urls = [instance.url.rstrip("/") for instance in self.instances]
-        again = sorted({url for url in urls if urls.count(url) > 1})
-        if again:
-            raise ValueError(f"instances: {again[0]} is given twice")
+        for key, values in (("id", ids), ("url", urls)):
+            for number, value in enumerate(values):
+                if (first := values.index(value)) != number:
+                    raise ValueError(f"instances[{number}].{key}: {value} is given twice, see instances[{first}]")
         if self.obfuscation.enable and not self.render.enable:
             raise ValueError("token_obfuscation_config.enable: needs render_config.enable, engines must read no text")
         return self

@@ -52,6 +52,16 @@ def split(event: SemanticJson) -> list[SemanticJson]:
     return [SemanticJson(_encode({**rest, "choices": [choice]})) for choice in _choices(event).choices]
 
 
+def beginning(event: SemanticJson, tokens: int) -> SemanticJson:
+    """An event of one choice without its later tokens, and without its finish."""
+    peeked = _peek(event).choices[0]
+    choice: dict[str, object] = dict(_choices(event).choices[0])
+    choice |= {"token_ids": (peeked.token_ids or [])[:tokens], "finish_reason": None, "stop_reason": None}
+    if peeked.logprobs is not None:
+        choice["logprobs"] = {"content": (peeked.logprobs.content or [])[:tokens]}
+    return SemanticJson(_encode({**_fields(event), "choices": [choice]}))
+
+
 def merged(events: Sequence[SemanticJson]) -> SemanticJson:
     """One engine event that says what these events said, in order.
 

@@ -33,11 +33,19 @@ class InstanceRoutes:
         registry: instances.
         breaker: how the breakers of new ones are set.
         wall: Unix time, seconds.
+        misfits: what does not fit, one line each.
 
     """
 
-    def __init__(self, registry: Registry, breaker: BreakerSection, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        breaker: BreakerSection,
+        wall: Callable[[], float],
+        misfits: Callable[[], list[str]],
+    ) -> None:
         self._registry = registry
+        self._misfits = misfits
         self._breaker = breaker
         self._wall = wall
 
@@ -78,6 +86,7 @@ class InstanceRoutes:
 
     def _apply(self, refresh: Refresh) -> str:
         registry, groups = self._registry, refresh.groups
+        unknown = registry.missing(groups) if refresh.event == "del" else []
         changes = Changes([], [], [])
         if refresh.event in ("pause", "resume"):
             if missing := registry.missing(groups):
@@ -93,6 +102,12 @@ class InstanceRoutes:
         said = [f"{kind}: {', '.join(names)}" for kind, names in happened.items()]
         if refresh.unused:
             said.append(f"encode instances are not used: {_listed(refresh.unused)}")
+        if unknown:
+            said.append(f"not registered: {_listed(unknown)}")
+        if changes.arrived:
+            for line in self._misfits():
+                said.append(f"attention: {line}")
+                _log.warning("instances.misfit", detail=line)
         return f"{refresh.event} is done" + (f" ({'; '.join(said)})" if said else "")
 
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from motor_flow.config import InstanceSection
-from motor_flow.config.sections import HOST, INSTANCE_ID_MAX, BreakerSection, Profile, Role, Seconds
+from motor_flow.config.sections import HOST, INSTANCE_ID_MAX, WILDCARDS, BreakerSection, Profile, Role, Seconds
 from motor_flow.errors import UNREADABLE, ClientError
 from motor_flow.net.http import origin_of
 from motor_flow.scheduling.profiles import connector_name, profile_of
@@ -78,8 +78,14 @@ class _Named(_Foreign):
     id: int = Field(ge=0, le=INSTANCE_ID_MAX)
 
 
+def _not_wildcard(ip: str) -> str:
+    if ip in WILDCARDS:
+        raise ValueError("an engine cannot be asked at a wildcard address")
+    return ip
+
+
 class _Endpoint(_Foreign):
-    ip: Annotated[str, Field(pattern=f"^({HOST.pattern})$")]
+    ip: Annotated[str, Field(pattern=f"^({HOST.pattern})$"), AfterValidator(_not_wildcard)]
     business_port: Annotated[int, Field(ge=1, le=65535, strict=False)]
     headless: bool = False
 

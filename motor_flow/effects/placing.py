@@ -50,8 +50,7 @@ async def schedule(run: RequestRun) -> Literal["placed"]:
     for prompt in run.prompts:
         if prompt.progress == "waiting":
             _place(run, prompt)
-    if run.explain:
-        run.responder.explain("; ".join(leg.reason for leg in run.legs[:PLACEMENTS_SHOWN_MAX]))
+    explain(run)
     if run.stream and run.envelope.api != "other" and not run.responder.sealed:
         run.barrier = Barrier(len(run.prompts))
     if run.marks.placed is None:
@@ -93,6 +92,13 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
             instance=leg.instance.name,
             placement=leg.reason,
         )
+
+
+def explain(run: RequestRun) -> None:
+    """Tell the client why its instances were chosen, if it wants to know: all legs that are placed so far."""
+    if run.explain:
+        legs = [leg for prompt in run.prompts if prompt.attempt is not None for leg in prompt.attempt.legs]
+        run.responder.explain("; ".join(leg.reason for leg in legs[:PLACEMENTS_SHOWN_MAX]))
 
 
 def divisible(prompt: PromptRun) -> bool:

@@ -68,7 +68,7 @@ async def render(run: RequestRun) -> Literal["rendered", "bypassed"]:
         return "bypassed"
     assert run.tokens is not None
     for prompt in run.tokens.prompts:
-        services.codec.admit(prompt)
+        services.codec.admit(prompt, own_ids=run.envelope.gives_ids)
     run.prompts = _prompts(run)
     return "rendered"
 

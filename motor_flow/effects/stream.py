@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import trio
 
 from machines import STREAM
 from machines.context import PendingChunk
 from machines.tokens import SemanticIds, SemanticJson
-from motor_flow.derender.coalesce import merged
+from motor_flow.derender.coalesce import beginning, merged
 from motor_flow.derender.codec import ChatChoice, TextChoice
 from motor_flow.derender.normalise import shown_finish
 from motor_flow.derender.stops import NOTHING
@@ -71,7 +71,7 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
             metrics.coalesced_chunks.inc(len(batch) - 1)
         started = trio.current_time()
         try:
-            choice, state, finish = await _choice(stream, raw, len(ids), last.finish)
+            choice, state, finish, tokens = await _derendered(stream, raw, len(ids), last.finish)
         except DerenderError as error:
             metrics.derender_stream_failed.inc()
             metrics.phase("derender", trio.current_time() - started, ok=False)
@@ -85,7 +85,8 @@ async def derender(stream: StreamRun) -> Literal["derendered"]:
         raise
     if choice:
         run.marks.chunk(now)
-    if finish is not None and last.finish is None:
+    if tokens < len(ids) or (finish is not None and last.finish is None):
+        ids = SemanticIds(ids[:tokens])
         stream.inbox.leave()
     usage = _running_usage(stream, ids) if run.continuous_usage and choice else None
     stream.pending = PendingChunk(ids, state, run.frame.event(choice, usage) if choice else b"", finish)
@@ -115,18 +116,58 @@ def derender_errors_logged(run: RequestRun) -> Iterator[None]:
         raise
 
 
-async def _choice(
-    stream: StreamRun, raw: SemanticJson, more: int, finish: str | None
-) -> tuple[bytes, bytes, str | None]:
-    """The client's choice object, the next state and the finish reason that the client sees.
+class Derendered(NamedTuple):
+    """What one batch has become.
+
+    Attributes:
+        choice: the client's choice object.
+        state: the next one.
+        finish: as the client sees it.
+        tokens: how many of the batch are part of the answer.
+
+    """
+
+    choice: bytes
+    state: bytes
+    finish: str | None
+    tokens: int
+
+
+async def _derendered(stream: StreamRun, raw: SemanticJson, tokens: int, finish: str | None) -> Derendered:
+    """Derender a batch.
 
     Args:
         stream: whose.
         raw: engine tokens.
-        more: how many.
+        tokens: how many.
         finish: the engine's finish reason, on the last ones.
 
     """
+    done, found = await _tried(stream, raw, tokens, finish)
+    few = 0
+    while found and few + 1 < tokens:  # a stop string was found here: with which of these tokens?
+        half = (few + tokens) // 2
+        less, found_there = await _tried(stream, beginning(raw, half), half, None)
+        if found_there:
+            done, raw, tokens = less, beginning(raw, half), half
+        else:
+            few = half
+    choice, state, finish = done
+    if isinstance(choice, ChatChoice):
+        assert stream.chat is not None
+        stream.shown.finish(finish, choice.stop_reason)
+        finish = shown_finish(choice.finish_reason, finish)
+        return Derendered(stream.chat.choice(choice, finish), state, finish, tokens)
+    finish = shown_finish(choice.finish_reason, finish)
+    assert stream.text is not None
+    shown = stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids)
+    return Derendered(shown, state, finish, tokens)
+
+
+async def _tried(
+    stream: StreamRun, raw: SemanticJson, tokens: int, finish: str | None
+) -> tuple[tuple[ChatChoice | TextChoice, bytes, str | None], bool]:
+    """The choice, the next state and the finish reason; and whether a stop string was found here."""
     derenderer, stops = stream.derenderer, stream.stops
     assert derenderer is not None
     held, inner = NOTHING, stream.state
@@ -138,17 +179,13 @@ async def _choice(
         stream.shown.add(choice.delta)
     else:
         choice, state = await derenderer.text_chunk(raw, inner)
-    if stops is not None:
-        tokens = len(stream.ledger) + more
-        held, finish = stops.apply(held, choice, finish, tokens=tokens, search=stream.searched)
-        state = stops.closed(held, state)
-    stream.shown.finish(finish, choice.stop_reason)
-    finish = shown_finish(choice.finish_reason, finish)
-    if isinstance(choice, ChatChoice):
-        assert stream.chat is not None
-        return stream.chat.choice(choice, finish), state, finish
-    assert stream.text is not None
-    return stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids), state, finish
+    if stops is None:
+        return (choice, state, finish), False
+    reported = finish == "stop" and isinstance(choice.stop_reason, str)
+    count = len(stream.ledger) + tokens
+    held, finish = stops.apply(held, choice, finish, tokens=count, search=stream.searched)
+    found = finish == "stop" and isinstance(choice.stop_reason, str) and not reported
+    return (choice, stops.closed(held, state), finish), found
 
 
 def _running_usage(stream: StreamRun, more: SemanticIds) -> bytes:

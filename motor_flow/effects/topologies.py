@@ -20,7 +20,7 @@ from motor_flow.effects.context import Attempt, Leg, PromptRun, RequestRun
 from motor_flow.effects.handing_over import held
 from motor_flow.effects.leg import abandon, fetch_whole_leg, prefill_leg, read_stream_leg
 from motor_flow.effects.native import native_answer
-from motor_flow.effects.placing import reserve
+from motor_flow.effects.placing import explain, reserve
 from motor_flow.engine.events import silent
 from motor_flow.engine.transfer import KEY, REMOTE_DECODE, is_ticket, remote_prefill, turned_round
 from motor_flow.errors import EngineError, ScheduleError
@@ -49,12 +49,16 @@ async def _handoff(run: RequestRun, prompt: PromptRun, attempt: Attempt, prefill
     params = (await prefill_leg(run, prefill)).get(KEY)
     if not is_ticket(params):
         run.services.errands.send(abandon, run.services.engines, prefill)  # it may hold something all the same
-        raise EngineError("the prefill engine gave no KV to hand over", fault=Fault.PROTOCOL)
+        raise EngineError(
+            "the prefill engine gave no KV to hand over; was it started with a KV connector (--kv-transfer-config)?",
+            fault=Fault.PROTOCOL,
+        )
     prefill.hand_over()
     async with held(run, prefill, params) as ticket:
         decode = _second(run, prompt, attempt, "decode")
         decode.kv, decode.ticket = params, ticket
         attempt.leg, attempt.prefill = decode, prefill
+        explain(run)
         if ticket.expired:
             raise EngineError("the KV of the prefill engine is no longer held", fault=Fault.EXPIRED)
         await answer_leg(run, decode)
@@ -83,6 +87,7 @@ async def _prefill_when_called(run: RequestRun, prompt: PromptRun, attempt: Atte
     prefill = _second(run, prompt, attempt, "prefill")
     prefill.kv = turned_round(expected.params)
     attempt.prefill = prefill
+    explain(run)
     try:
         answer = await prefill_leg(run, prefill)
     except EngineError:

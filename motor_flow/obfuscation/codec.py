@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from machines.tokens import PhysicalFields, PhysicalIds, SemanticIds, SemanticJson, TokenizedPrompt
-from motor_flow.errors import ClientError, EngineError
+from motor_flow.errors import ClientError, EngineError, RenderError
 from motor_flow.obfuscation.answers import translated
 from motor_flow.obfuscation.limits import ID, ID_KEYS, IDS, PLAIN_OF_PROMPT, refused
 from motor_flow.obfuscation.tables import Obfuscator, OutsideVocabulary
@@ -21,11 +21,16 @@ from motor_flow.obfuscation.tables import Obfuscator, OutsideVocabulary
 class TokenCodec(Protocol):
     """The border."""
 
-    def admit(self, prompt: TokenizedPrompt) -> None:
+    def admit(self, prompt: TokenizedPrompt, *, own_ids: bool = True) -> None:
         """Refuse a prompt that cannot cross, before anything of its request does.
+
+        Args:
+            prompt: as rendered.
+            own_ids: its token ids are the client's own.
 
         Raises:
             ClientError: why.
+            RenderError: Render made an id that the configured vocabulary does not hold.
 
         """
 
@@ -54,7 +59,7 @@ class TokenCodec(Protocol):
 class PlainCodec:
     """Nothing is hidden; nothing is copied."""
 
-    def admit(self, prompt: TokenizedPrompt) -> None:
+    def admit(self, prompt: TokenizedPrompt, *, own_ids: bool = True) -> None:
         """Everything may cross."""
 
     def physical(self, ids: SemanticIds) -> PhysicalIds:
@@ -84,15 +89,22 @@ class ObfuscatingCodec:
     def __init__(self, tables: Obfuscator) -> None:
         self._tables = tables
 
-    def admit(self, prompt: TokenizedPrompt) -> None:
+    def admit(self, prompt: TokenizedPrompt, *, own_ids: bool = True) -> None:
         error = refused(prompt)
         if error is not None:
             raise error
         try:
-            self.physical(prompt.ids)
             self.physical_sampling(prompt.sampling)
         except OutsideVocabulary as exc:
             raise ClientError(str(exc)) from exc
+        try:
+            self.physical(prompt.ids)
+        except OutsideVocabulary as exc:
+            if own_ids:
+                raise ClientError(str(exc)) from exc
+            raise RenderError(
+                f"Render's {exc}: token_obfuscation_config.vocab_size does not fit the model", status=500
+            ) from exc
 
     def physical(self, ids: SemanticIds) -> PhysicalIds:
         return self._tables.physical(ids)

@@ -108,6 +108,12 @@ class Envelope:
         given = [_count(raw, parts) for raw, parts in ((self.fields.get("prompt", NULL), b'"['), (embeds, b'"'))]
         return max(1, sum(given))
 
+    @property
+    def gives_ids(self) -> bool:
+        """The client has tokenized its prompt itself: `[1, 2]` or `[[1], [2]]`."""
+        first = bytes(self.fields.get("prompt", NULL)).lstrip(b"[ \t\r\n")[:1]
+        return self.api == "completions" and first.isdigit()
+
     def encode(self) -> bytes:
         """The request for Render, or for an engine's own OpenAI API."""
         return _encode(self.fields)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from machines.context import Route
 from machines.topology import Alive, Choice, Profile, Role, choices
 from motor_flow.errors import NoTokenEngine, ScheduleError
+from motor_flow.scheduling.misfits import mixed
 from motor_flow.scheduling.registry import Instance
 
 
@@ -57,13 +58,25 @@ def pick(
     best = next(choices(alive, pairs=pairs, hybrids=hybrids), None)
     if best is None:
         names = ", ".join(each.name for each in there) or "none"
-        reason = "" if hybrids or not there else ", and enable_pd_separation_fallback_to_hybrid is off"
         raise ScheduleError(
-            f"no engine instance can serve this request{reason}",
+            f"no engine instance can serve this request: {_why_none(there, pairs=pairs, hybrids=hybrids)}",
             retry_after_s=1,
-            detail=f"registered instances: {names}",
+            detail=f"available instances: {names}",
         )
     return best
+
+
+def _why_none(there: list[Instance], *, pairs: bool, hybrids: bool) -> str:
+    """For people."""
+    if not there:
+        return "none is registered, or all of them are paused"
+    if hybrids:
+        return "none of the decode instances can serve alone, and there is no prefill instance for them"
+    off = "enable_pd_separation_fallback_to_hybrid is off"
+    if pairs:
+        return f"no prefill and decode instances fit together, and {off}"
+    reasons = "n > 1, over the engine's own API, or a list streamed by trigger"
+    return f"it cannot be split between prefill and decode ({reasons}), and {off}"
 
 
 def paired(instances: Iterable[Instance], profile: Profile | None) -> list[Instance]:
@@ -76,7 +89,7 @@ def _roles(instances: Iterable[Instance]) -> frozenset[Role]:
     return frozenset(instance.role for instance in instances)
 
 
-def _profile(instances: Iterable[Instance], *, callbacks: bool) -> Profile | None:
+def _profile(instances: Collection[Instance], *, callbacks: bool) -> Profile | None:
     """How prefill and decode instances work together; None: they do not, or nobody said how.
 
     Raises:
@@ -88,11 +101,8 @@ def _profile(instances: Iterable[Instance], *, callbacks: bool) -> Profile | Non
         if instance.role != "union" and instance.profile is not None:
             found[instance.role].add(instance.profile)
     profiles = found["prefill"] | found["decode"]
-    if len(profiles) > 1:
-        raise ScheduleError(
-            "instances of handoff and trigger are registered side by side: which one this cluster is cannot be guessed",
-            detail="give all prefill and decode instances one dispatch_profile",
-        )
+    if (several := mixed(instances)) is not None:
+        raise ScheduleError(several)
     profile = next(iter(profiles), None)
     if profile not in found["prefill"] or profile not in found["decode"]:
         return None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from machines.topology import Role
 from motor_flow.sim import generate, native_chat, native_completion
 from motor_flow.sim.clock import Pace
 from motor_flow.sim.exchange import App
@@ -53,6 +54,7 @@ class Engine(App):
 
     Args:
         name: who it is, for those who watch several.
+        role: what it is for; prefill and decode engines need `transfers` besides.
         model_name: the one name that requests may give.
         max_model_len: the context; must equal the sidecar's.
         parsers: whether native chats have reasoning and tool calls parsed.
@@ -74,6 +76,7 @@ class Engine(App):
         self,
         *,
         name: str = "engine-1",
+        role: Role = "union",
         model_name: str = "tiny",
         max_model_len: int = CONTEXT_TOKENS_DEFAULT,
         parsers: bool = True,
@@ -91,6 +94,7 @@ class Engine(App):
     ) -> None:
         super().__init__(api_key=api_key)
         self.name = name
+        self.role = role
         self.fingerprint = f"vllm-{version}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
         self.served = Served(
             model_name=model_name, max_model_len=max_model_len, parsers=parsers, tokens_only=tokens_only
@@ -195,7 +199,9 @@ class Engine(App):
                     answer = await generate.answer(served, self.oracle, request, live, record)
                     if self.transfers is not None:
                         finish = answer["choices"][0]["finish_reason"]
-                        answer["kv_transfer_params"] = self.transfers.offer(kv, record.id, request.token_ids, finish)
+                        answer["kv_transfer_params"] = await self.transfers.offer(
+                            kv, record.id, request.token_ids, finish
+                        )
                     await call.reply_json(answer)
 
     async def chat(self, call: Exchange) -> None:

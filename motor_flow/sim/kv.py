@@ -9,16 +9,18 @@ Source: vLLM 0.33 NixlConnector, vllm-ascend mooncake_connector and mooncake_lay
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
 HELD_S = 480.0
 CALLBACK_S = 600.0
+Call = Callable[[str, dict[str, Any]], Awaitable[None]]
 STALE = 1  # a token that nobody has sent
 
 
@@ -69,8 +71,13 @@ class Fabric:
             "remote_port": 20000 + number,
         }
 
-    def pull(self, ticket: dict[str, Any], ids: Sequence[int]) -> bool:
+    async def pull(self, ticket: dict[str, Any], ids: Sequence[int]) -> bool:
         """A decode engine takes the blocks; false: what it gets is not this prompt's."""
+        await trio.lowlevel.checkpoint()
+        return self.take(ticket, ids)
+
+    def take(self, ticket: dict[str, Any], ids: Sequence[int]) -> bool:
+        """The blocks are used; false: not for this prompt."""
         request_id = str(ticket.get("remote_request_id"))
         held = self._held.pop(request_id, None)
         if held is None:
@@ -89,9 +96,18 @@ class Fabric:
         await self._pushes.setdefault(request_id, trio.Event()).wait()
         self._pushes.pop(request_id, None)
 
-    def push(self, request_id: str) -> None:
-        """A prefill engine of Trigger has written its blocks into the decode engine's memory."""
+    async def push(self, kv: dict[str, Any]) -> None:
+        """A prefill engine of Trigger writes its blocks into the memory of the decode engine that has called."""
+        await trio.lowlevel.checkpoint()
+        self.arrived(kv["request_id"])
+
+    def arrived(self, request_id: str) -> None:
+        """A prompt's blocks have been written."""
         self._pushes.setdefault(request_id, trio.Event()).set()
+
+    def address(self) -> dict[str, Any]:
+        """Where a decode engine's memory is, for callbacks."""
+        return {"remote_host": "10.0.0.2", "remote_port": 30000}
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """A prefill engine drops blocks."""
@@ -109,7 +125,7 @@ class Transfers:
 
     """
 
-    def __init__(self, engine: str, fabric: Fabric, call: Callable[[str, dict[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, engine: str, fabric: Fabric, call: Call) -> None:
         self._engine = engine
         self._fabric = fabric
         self._call = call
@@ -126,22 +142,23 @@ class Transfers:
                     "do_remote_decode": True,
                     "remote_block_ids": [[7, 8]],
                     "remote_engine_id": self._engine,
-                    "remote_host": "10.0.0.2",
-                    "remote_port": 30000,
+                    **self._fabric.address(),
                 },
             )
             await self._fabric.pushed(request_id)
             return ids
         if kv.get("do_remote_prefill"):
-            return ids if self._fabric.pull(kv, ids) else [*ids, STALE]
+            return ids if await self._fabric.pull(kv, ids) else [*ids, STALE]
         return ids
 
-    def offer(self, kv: dict[str, Any], request_id: str, ids: list[int], finish: str | None) -> dict[str, Any] | None:
+    async def offer(
+        self, kv: dict[str, Any], request_id: str, ids: list[int], finish: str | None
+    ) -> dict[str, Any] | None:
         """What a prefill engine says at the end: a ticket, if the answer was cut short by its length."""
         if not kv.get("do_remote_decode") or finish != "length":
             return None
         if "request_id" in kv:
-            self._fabric.push(kv["request_id"])
+            await self._fabric.push(kv)
             return None
         return self._fabric.keep(self._engine, request_id, ids)
 

@@ -7,20 +7,19 @@ One sidecar and some engines, on real loopback sockets (the embedded cluster of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-import msgspec
 import trio
 
 from machines.topology import Profile, Role
 from motor_flow.edge.server import Server
 from motor_flow.net.http import HttpClient
-from motor_flow.net.http1 import Pool, TransportFault
+from motor_flow.net.http1 import Pool
 from motor_flow.net.memory import MemoryNet
 from motor_flow.net.stream import Dial, network
 from motor_flow.sim.engine import Engine
-from motor_flow.sim.kv import CALLBACK_S, Fabric, Transfers
+from motor_flow.sim.kv import Fabric, Transfers
+from motor_flow.sim.kv_network import callbacks_over
 from motor_flow.sim.served import CONTEXT_TOKENS_DEFAULT
 from motor_flow.sim.sidecar import Sidecar
 
@@ -75,12 +74,7 @@ class Cluster:
 
     def _connect(self, dial: Dial) -> None:
         """Prefill and decode engines get their KV connectors."""
-        http = HttpClient(Pool(dial))
-
-        async def call(url: str, body: dict[str, Any]) -> None:
-            with suppress(TransportFault):  # vllm-ascend takes whatever comes of it for delivered
-                await http.call("POST", url, body=msgspec.json.encode(body), timeout_s=CALLBACK_S)
-
+        call = callbacks_over(HttpClient(Pool(dial)))
         for engine, role in zip(self.engines, self._roles, strict=True):
             if role != "union":
                 engine.transfers = Transfers(engine.name, self.fabric, call)

@@ -58,7 +58,11 @@ async def _embedded(port: int | None) -> int:
 async def _serve(loaded: Loaded, port: int | None) -> int:
     for warning in (*loaded.warnings, *start_warnings(loaded.config, loaded.given)):
         _log.warning("configuration", source=loaded.source, message=warning)
-    return await Process(App(_on_port(loaded.config, port))).run()
+    try:
+        app = App(_on_port(loaded.config, port))
+    except BadConfiguration as exc:  # found late: what the tables of obfuscation need
+        raise BadConfiguration(loaded.source, exc.faults) from exc
+    return await Process(app).run()
 
 
 def _allow_many_connections() -> None:

@@ -22,14 +22,13 @@ from pathlib import Path
 import trio
 
 from motor_flow.app import App
-from motor_flow.config.sections import TlsSection
+from motor_flow.config.sections import WILDCARDS, TlsSection
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.limits import Limits
 from motor_flow.edge.server import Server
 from motor_flow.telemetry.log import get_logger
 from motor_flow.views.exits import EXIT_BY_SIGNAL
 
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - refused
 LAST_WORDS_S = 2.0  # for error events to leave after an eviction
 Listeners = Sequence[trio.SocketListener] | Sequence[trio.SSLListener[trio.SocketStream]]
 _log = get_logger()
@@ -77,6 +76,8 @@ class Process:
                 if await self._started(nursery, signals):
                     finished = trio.Event()
                     nursery.start_soon(self._serve_inference, listeners[0], finished)
+                    for line in self._app.misfits:
+                        _log.warning("instances.misfit", detail=line)
                     if not self._app.ready:
                         _log.warning("not_ready", reason="no instance that can serve requests is registered")
                     self._announce(listeners)

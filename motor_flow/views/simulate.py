@@ -15,11 +15,17 @@ from typing import Literal
 
 import trio
 
+from machines.topology import Role
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.server import Server
+from motor_flow.net.http import HttpClient
+from motor_flow.net.http1 import Pool
+from motor_flow.net.stream import network
 from motor_flow.sim.conductor import Conductor
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.faults import BadFault, Fault, Plan
+from motor_flow.sim.kv import Transfers
+from motor_flow.sim.kv_network import NetworkFabric, callbacks_over
 from motor_flow.sim.sidecar import Sidecar
 from motor_flow.views.exits import EXIT_FAILED
 
@@ -41,6 +47,8 @@ async def _serve(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
     listeners = await trio.open_tcp_listeners(port, host=host)
     server = Server(app)
     bound = listeners[0].socket.getsockname()[1]
+    if isinstance(app, Engine):
+        _connect(app, host, bound)
     sys.stderr.write(f"ready http://{host}:{bound} ({kind})\n")
     sys.stderr.flush()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -53,17 +61,35 @@ async def _serve(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
 
 
 def engine(
-    *, name: str, pace_s: float, first_token_s: float, max_model_len: int, scale_out: bool, tokens_only: bool
+    *,
+    name: str,
+    role: Role,
+    pace_s: float,
+    first_token_s: float,
+    max_model_len: int,
+    scale_out: bool,
+    tokens_only: bool,
 ) -> Engine:
     """A token engine."""
     return Engine(
         name=name,
+        role=role,
         pace_s=pace_s,
         first_token_s=first_token_s,
         max_model_len=max_model_len,
         scale_out=scale_out,
         tokens_only=tokens_only,
     )
+
+
+def _connect(app: Engine, host: str, port: int) -> None:
+    """Give a prefill or decode engine a KV connector that reaches other processes."""
+    if app.role == "union":
+        return
+    http = HttpClient(Pool(network()))
+    fabric = NetworkFabric(http, host, port)
+    fabric.serve(app)
+    app.transfers = Transfers(app.name, fabric, callbacks_over(http))
 
 
 def sidecar(*, max_model_len: int, parsers: bool) -> Sidecar:

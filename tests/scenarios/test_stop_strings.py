@@ -140,16 +140,17 @@ async def test_what_was_found_here_ends_the_answer_at_once(nursery, autojump_clo
     await world.check()
 
 
+@pytest.mark.parametrize("chunk_tokens", [1, 7])
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_engines_without_a_tokenizer_refuse_stop_strings_and_nobody_sees_that(
-    nursery, autojump_clock, shape, included
+    nursery, autojump_clock, shape, included, chunk_tokens
 ):
     """They are looked for here, in streams and in whole answers; an engine is asked in vain once."""
     path, body = SHAPES[shape]
     able = await make_world(nursery, engine={"pace_s": 0.001})
     said = await told(able, path, body)
-    world = await make_world(nursery, engine={"pace_s": 0.001, "tokens_only": True})
+    world = await make_world(nursery, engine={"pace_s": 0.001, "tokens_only": True, "chunk_tokens": chunk_tokens})
     cut = 0
     for number, stop in enumerate(pieces(said.content)[:: 2 if shape == "completion" else 5]):
         asked = body | {"stop": [stop, "never said"], "include_stop_str_in_output": included}

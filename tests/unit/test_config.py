@@ -112,14 +112,27 @@ FAULTS = {
     "inside a list": ({"instances": [{"id": 1, "role": "x", "url": "u"}]}, "instances[0].role: "),
     "same id twice": (
         {"instances": [{"id": 1, "role": "union", "url": "http://a"}, {"id": 1, "role": "union", "url": "http://b"}]},
-        "instances: id 1 is given twice",
+        "instances[1].id: 1 is given twice, see instances[0]",
     ),
+    "same address twice": (
+        {"instances": [{"id": 1, "role": "union", "url": "http://a"}, {"id": 2, "role": "union", "url": "http://a/"}]},
+        "instances[1].url: http://a is given twice, see instances[0]",
+    ),
+    "a wildcard": (
+        {"instances": [{"id": 1, "role": "union", "url": "http://0.0.0.0:9"}]},
+        "instances[0].url: an engine",
+    ),
+    "a wildcard of six": ({"instances": [{"id": 1, "role": "union", "url": "http://[::]:9"}]}, "at a wildcard address"),
+    "same key twice": ('{"stream_config": {"coalesce": true, "coalesce": false}}', "coalesce: given twice"),
     "both kinds of address": (
         {"render_config": {"endpoints": [{"host": "h", "port": 1, "uds": "/x"}]}},
         "render_config.endpoints[0]: give either host and port, or uds",
     ),
     "keys wanted but none given": ({"api_key_config": {"enable_api_key": True}}, "enable_api_key needs at least one"),
-    "key that is no digest": ({"api_key_config": {"valid_keys": ["secret"]}}, "api_key_config.valid_keys[0]: "),
+    "key that is no digest": (
+        {"api_key_config": {"valid_keys": ["secret"]}},
+        "api_key_config.valid_keys[0]: must be a sha256 digest",
+    ),
     "TLS without files": ({"infer_tls_config": {"enable_tls": True}}, "infer_tls_config: enable_tls needs"),
     "breaker that shrinks": (
         {"circuit_breaker_config": {"open_seconds": 30, "open_seconds_max": 5}},

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from machines.tokens import TokenizedPrompt
 from motor_flow.config import BadConfiguration, load_embedded
 from motor_flow.config.sections import ObfuscationSection
-from motor_flow.errors import ClientError, EngineError
+from motor_flow.errors import ClientError, EngineError, RenderError
 from motor_flow.obfuscation.codec import ObfuscatingCodec, PlainCodec
 from motor_flow.obfuscation.limits import ID, ID_KEYS, IDS, PLAIN, PLAIN_OF_PROMPT, REFUSED, UNSENT
 from motor_flow.obfuscation.permutation import permutation
@@ -369,6 +369,12 @@ def test_a_clients_ids_outside_the_vocabulary(given, says):
     with pytest.raises(ClientError, match=says) as caught:
         CODEC.admit(given)
     assert caught.value.status == 400
+
+
+def test_renders_ids_outside_the_vocabulary_are_the_operators_fault():
+    with pytest.raises(RenderError, match=r"vocab_size does not fit") as caught:
+        CODEC.admit(prompt(ids=[5, SIZE]), own_ids=False)
+    assert caught.value.status == 500
 
 
 def test_the_tables_of_fields_do_not_overlap():
