@@ -97,7 +97,7 @@ class StopStrings:
         return b"%b\n%b" % (_encode(held), inner)
 
     def apply(
-        self, held: Held, choice: ChatChoice | TextChoice, finish: str | None, *, tokens: int, search: bool
+        self, held: Held, choice: ChatChoice | TextChoice, finish: str | None, *, since: int | None
     ) -> tuple[Held, str | None]:
         """Hold back or cut the text of a derendered choice, in place; returns what is held now, and the finish reason.
 
@@ -105,15 +105,13 @@ class StopStrings:
             held: before it.
             choice: as derendered.
             finish: the engine's finish reason, on the last chunk.
-            tokens: of the answer, with this chunk's.
-            search: the engine has not seen all of the answer.
+            since: the engine has not seen all of the answer, so it is searched; from this character of the chunk on,
+                since no stop string counts before. None: it is not searched.
 
         """
         new = [Piece(TEXT, choice.text)] if isinstance(choice, TextChoice) else _pieces(choice.delta)
         stop = choice.stop_reason if finish == "stop" and isinstance(choice.stop_reason, str) else None
-        shown, held, found = self._advance(
-            held, new, stop, ended=finish is not None, search=search and tokens > self.least
-        )
+        shown, held, found = self._advance(held, new, stop, ended=finish is not None, since=since)
         if isinstance(choice, TextChoice):
             choice.text = "".join(piece.text for piece in shown)
         else:
@@ -124,21 +122,16 @@ class StopStrings:
         return held, "stop"
 
     def _advance(
-        self, held: Held, new: list[Piece], stop: str | None, *, ended: bool, search: bool
+        self, held: Held, new: list[Piece], stop: str | None, *, ended: bool, since: int | None
     ) -> tuple[list[Piece], Held, str | None]:
         pieces = _joined([Piece(held.slot, held.text), *new])
         if not pieces:
             return [], held, None
+        found = self._found(pieces, held, since) if stop is None and since is not None else None
         slot, text = pieces.pop()
-        old = 0 if pieces else len(held.text)  # of it, how much was there before
         begun = held.begun and slot == held.slot
-        found: str | None = None
         if stop is not None:
-            text = self._cut_at(text, stop, old, begun=begun)
-        elif search:
-            at, found = self.first(text, old)
-            if found is not None:
-                text = text[: at + len(found)] if self._included else text[:at]
+            text = self._cut_at(text, stop, 0 if pieces else len(held.text), begun=begun)
         seam = max(0, len(text) - self._keep)
         left = NOTHING if ended or found is not None else Held(slot, text[seam:], begun or seam > 0)
         if self._included:
@@ -147,6 +140,17 @@ class StopStrings:
         else:
             shown = [*pieces, Piece(slot, text[: len(text) - len(left.text)])]
         return shown, left, found
+
+    def _found(self, pieces: list[Piece], held: Held, since: int) -> str | None:
+        """The stop string that is complete first; the pieces are cut there, in place."""
+        old = len(held.text) + since  # so many characters of the pieces are searched, or do not count
+        for number, (slot, text) in enumerate(pieces):
+            at, found = self.first(text, max(0, old))
+            if found is not None:
+                pieces[number:] = [Piece(slot, text[: at + len(found)] if self._included else text[:at])]
+                return found
+            old -= len(text)
+        return None
 
     def _cut_at(self, text: str, stop: str, old: int, *, begun: bool) -> str:
         """Cut at the stop string that the engine has found, which ends in the text of its last token."""

@@ -182,10 +182,27 @@ async def _tried(
     if stops is None:
         return (choice, state, finish), False
     reported = finish == "stop" and isinstance(choice.stop_reason, str)
-    count = len(stream.ledger) + tokens
-    held, finish = stops.apply(held, choice, finish, tokens=count, search=stream.searched)
+    since = await _searched_since(stream, raw, tokens, inner) if stream.searched else None
+    held, finish = stops.apply(held, choice, finish, since=since)
     found = finish == "stop" and isinstance(choice.stop_reason, str) and not reported
     return (choice, stops.closed(held, state), finish), found
+
+
+async def _searched_since(stream: StreamRun, raw: SemanticJson, tokens: int, inner: bytes | None) -> int | None:
+    """From which character of a batch on stop strings count; None: they do not yet."""
+    derenderer, stops = stream.derenderer, stream.stops
+    assert derenderer is not None
+    assert stops is not None
+    left = stops.least - len(stream.ledger)  # tokens before which none counts
+    if left <= 0:
+        return 0
+    if left >= tokens:
+        return None
+    if stream.chat is None:
+        choice, _ = await derenderer.text_chunk(beginning(raw, left), inner)
+        return len(choice.text)
+    chunk, _ = await derenderer.chat_chunk(beginning(raw, left), inner)
+    return sum(len(chunk.delta.get(slot) or "") for slot in ("reasoning", "content"))
 
 
 def _running_usage(stream: StreamRun, more: SemanticIds) -> bytes:

@@ -1,4 +1,4 @@
-"""Prefill and decode simulators in processes of their own, and a Coordinator in front of them, as a user would try it."""
+"""Prefill and decode simulators in processes of their own, and a Coordinator in front of them, as a user tries it."""
 
 from __future__ import annotations
 

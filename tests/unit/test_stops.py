@@ -29,11 +29,12 @@ def shown(tokens, stops, *, included=False, least=0, by_engine=True, merged=1):
         if take > 1 and count + take == last and cut is not None:
             take -= 1  # the last token comes alone
         text = "".join(tokens[count : count + take])
+        unseen = None if by_engine or count + take <= least else len("".join(tokens[count:least]))
         count += take
         finish = None if count < last else "length" if cut is None else "stop"
         choice = TextChoice(0, text, finish_reason=finish, stop_reason=cut[1] if finish == "stop" else None)
         held, inner = StopStrings.opened(state)
-        held, finish = finder.apply(held, choice, finish, tokens=count, search=not by_engine)
+        held, finish = finder.apply(held, choice, finish, since=unseen)
         state = StopStrings.closed(held, inner or b"{}")
         said += choice.text
         if finish:
@@ -85,7 +86,7 @@ def test_the_text_is_that_of_the_whole_answer(by_engine, included):
 def test_nothing_is_shown_that_would_have_to_be_taken_back():
     finder = StopStrings.of({"stop": ["END"]})
     choice = TextChoice(0, "some text E")
-    held, finish = finder.apply(StopStrings.opened(None)[0], choice, None, tokens=1, search=False)
+    held, finish = finder.apply(StopStrings.opened(None)[0], choice, None, since=None)
     assert (choice.text, held.text, finish) == ("some text", " E", None)
 
 
@@ -103,7 +104,7 @@ def talk(deltas, stops, **more):
         finish = None if number < len(deltas) else "stop"
         choice = ChatChoice(0, delta, finish_reason=finish, stop_reason=by if finish else None)
         held, _ = StopStrings.opened(state)
-        held, _ = finder.apply(held, choice, finish, tokens=number, search=False)
+        held, _ = finder.apply(held, choice, finish, since=None)
         state = StopStrings.closed(held, b"{}")
         seen.append(choice.delta)
     return seen
