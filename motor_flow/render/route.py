@@ -54,7 +54,7 @@ class Decision:
 
 
 RULES = (
-    Rule("not a route of the chain", lambda request, _: request.api == "other", skips_render=True),
+    Rule("a path that is passed through as it is", lambda request, _: request.api == "other", skips_render=True),
     Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
     Rule("beam search", lambda request, _: request.flag("use_beam_search"), skips_render=True),
     Rule("return_tokens_as_token_ids", lambda request, _: request.flag("return_tokens_as_token_ids")),

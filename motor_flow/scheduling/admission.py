@@ -143,7 +143,12 @@ class FlowControl:
         if waiter.crowded_out:
             raise self._full()
         raise AdmissionError(
-            f"the server is busy: the request has waited {self._wait_s:g} s for other requests to end",
+            "the server is busy: "
+            + (
+                f"the request has waited {self._wait_s:g} s for other requests to end"
+                if self._wait_s
+                else "no request may wait (max_queue_wait_ms is 0)"
+            ),
             status=503,
             retry_after_s=self._patience_s(),
         )
@@ -187,9 +192,9 @@ class FlowControl:
         return amounts
 
     def _full(self) -> AdmissionError:
-        return AdmissionError(
-            f"the server is busy: {len(self._turns)} requests are waiting already", retry_after_s=self._patience_s()
-        )
+        waiting = len(self._turns)
+        full = f"{waiting} requests are waiting already" if waiting else "no request may wait (max_queue_requests is 0)"
+        return AdmissionError(f"the server is busy: {full}", retry_after_s=self._patience_s())
 
     def _patience_s(self) -> float:
         """As long as the request that was served last has waited."""
