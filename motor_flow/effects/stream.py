@@ -156,6 +156,8 @@ async def _derendered(stream: StreamRun, raw: SemanticJson, tokens: int, finish:
     if isinstance(choice, ChatChoice):
         assert stream.chat is not None
         stream.shown.finish(finish, choice.stop_reason)
+        if found and stream.shown.calls and not stream.request.envelope.names_tool:
+            choice.finish_reason = "tool_calls"
         finish = shown_finish(choice.finish_reason, finish)
         return Derendered(stream.chat.choice(choice, finish), state, finish, tokens)
     finish = shown_finish(choice.finish_reason, finish)

@@ -100,6 +100,20 @@ async def test_a_tool_call_that_says_no_stop_string_is_whole(nursery, autojump_c
     await world.check()
 
 
+async def test_a_stop_string_in_the_arguments_of_a_call(nursery, autojump_clock):
+    """Whoever finds it: the call is cut, and the answer ends with a call."""
+    able = await make_world(nursery, engine={"pace_s": 0.001})
+    blind = await make_world(nursery, engine={"pace_s": 0.001, "tokens_only": True})
+    for changes in ({}, {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}):
+        asked = CALL | {"stop": ["Par"]} | changes
+        want = await able.native(CHAT, asked, stream=True)
+        assert want.answer.choices[0].stop_reason == "Par"
+        for world in (able, blind):
+            assert unexplained(want.answer, (await world.stream(CHAT, asked)).answer) == []
+    await able.check()
+    await blind.check()
+
+
 async def test_an_engine_dies_before_inside_and_behind_a_stop_string(nursery, autojump_clock):
     """The engine that takes over cannot see where it began: it is found here, and that engine is told to stop."""
     world = await make_world(nursery, engine={"pace_s": 0.01})
