@@ -22,11 +22,12 @@ from typing import Any
 from motor_flow.config.sections import Profile
 
 CONNECTORS: dict[str, Profile] = {
-    "mooncakeconnectorv1": "handoff",
-    "mooncakehybridconnector": "handoff",
-    "nixlconnector": "handoff",
-    "mooncakelayerwiseconnector": "trigger",
+    "MooncakeConnectorV1": "handoff",
+    "MooncakeHybridConnector": "handoff",
+    "NixlConnector": "handoff",
+    "MooncakeLayerwiseConnector": "trigger",
 }
+_BY_LOWER_NAME = {name.lower(): profile for name, profile in CONNECTORS.items()}
 MULTI_CONNECTOR = "multiconnector"
 CAPABILITIES: dict[str, Profile] = {"prefill_handoff_decode": "handoff", "concurrent_engine_sync": "trigger"}
 BOOTSTRAPS = frozenset({"sglang"})
@@ -66,7 +67,7 @@ def connector_name(connector: str | Mapping[str, Any]) -> str:
 
 
 def _of_connector(connector: str | Mapping[str, Any]) -> Profile | None:
-    return CONNECTORS.get(connector_name(connector).lower())
+    return _BY_LOWER_NAME.get(connector_name(connector).lower())
 
 
 def _first_of_several(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
