@@ -155,7 +155,7 @@ def parity(
     if names:
         raise typer.Exit(list_cases(corpus, only))
     other = sidecar if fixed_tokens else coordinator
-    if native is None or other is None:
+    if native is None or other is None or (sidecar is not None) != fixed_tokens:
         raise typer.BadParameter(
             "give --native URL and --coordinator URL; or --native URL, --fixed-tokens and --sidecar URL; or --list"
         )

@@ -19,6 +19,7 @@ from motor_flow.derender.reasoning import Shown
 from motor_flow.errors import UNREADABLE, DerenderError
 from motor_flow.net.transfer import without_transfer
 
+ASSISTANT = "assistant"
 _encode = msgspec.json.encode
 
 
@@ -100,6 +101,7 @@ def client_answer(
     model: str,
     usage: dict[str, object],
     reasoning_field: ReasoningField,
+    role: str = ASSISTANT,
 ) -> bytes:
     """The response body for the client.
 
@@ -110,18 +112,21 @@ def client_answer(
         model: as the client is to see it.
         usage: our own count.
         reasoning_field: what reasoning is called.
+        role: of a chat's messages; Derender calls all of them the assistant's.
 
     """
     fields = dict(answer.fields)
-    if reasoning_field != "reasoning":
-        fields["choices"] = _renamed(fields["choices"], reasoning_field)
+    if reasoning_field != "reasoning" or role != ASSISTANT:
+        fields["choices"] = _rewritten(fields["choices"], reasoning_field, role)
     return _encode(fields | {"id": identity, "created": created, "model": model, "usage": usage})
 
 
-def _renamed(raw: object, field: ReasoningField) -> list[dict[str, Any]]:
+def _rewritten(raw: object, field: ReasoningField, role: str) -> list[dict[str, Any]]:
     assert isinstance(raw, Raw)
     choices = _objects(raw)
     for choice in choices:
         if isinstance(message := choice.get("message"), dict):
             rename_reasoning(message, field)
+            if role != ASSISTANT:
+                message["role"] = role
     return choices

@@ -69,9 +69,9 @@ def one_line(raw: Raw) -> bytes:
     return text if b"\n" not in text and b"\r" not in text else _encode(msgspec.json.decode(text))
 
 
-def role_choice(index: int) -> bytes:
+def role_choice(index: int, role: str) -> bytes:
     """The first choice object of a chat stream."""
-    return b'{"index":%d,"delta":{"role":"assistant","content":""}%b' % (index, OPEN)
+    return b'{"index":%d,"delta":{"role":%b,"content":""}%b' % (index, _encode(role), OPEN)
 
 
 class ChatNormaliser:

@@ -51,6 +51,7 @@ async def derender(run: RequestRun) -> Literal["derendered"]:
             model=services.shown_model(run.envelope.model),
             usage=usage_object(run.prompt_tokens, run.completion_tokens, run.cached_tokens, run.reasoning_tokens),
             reasoning_field=services.reasoning_field,
+            role=run.envelope.role,
         )
     for leg in run.legs:
         leg.whole = NOTHING

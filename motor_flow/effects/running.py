@@ -74,7 +74,7 @@ def _role_events(run: RequestRun) -> bytes:
         thought = None if run.thought is None else 0
         usage = encoded_usage(len(stream.prompt.ids), 0, reasoning_tokens=thought) if run.continuous_usage else None
         top = b',"prompt_token_ids":%b' % stream.prompt_ids if stream.prompt_ids else b""
-        events.append(run.frame.event(role_choice(stream.index), usage, top))
+        events.append(run.frame.event(role_choice(stream.index, run.envelope.role), usage, top))
     return b"".join(events)
 
 

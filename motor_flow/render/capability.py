@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from machines.tokens import Thought
+from motor_flow.render.markers import MARKERS
 
 NON_STREAM_SINCE = (0, 24)
 STREAM_SINCE = (0, 27)
@@ -44,6 +45,7 @@ class Capability:
         streams_chat: chat chunks.
         parser: a tool or reasoning parser is configured; None when unknown.
         markers: ids of the single tokens that parsers look for; None when nobody could say.
+        marker_texts: what they stand for; all that are known when nobody could say.
         thought: the tokens around reasoning; None: no reasoning parser, or its end is not one token.
         version: as /version says, or empty.
         release: (major, minor) of the oldest sidecar; None: unknown, and taken for a current one.
@@ -59,6 +61,7 @@ class Capability:
     streams_chat: bool = True
     parser: bool | None = None
     markers: frozenset[int] | None = None
+    marker_texts: frozenset[str] = frozenset(MARKERS)
     thought: Thought | None = None
     version: str = ""
     release: tuple[int, int] | None = None
@@ -87,6 +90,7 @@ def combined(found: Sequence[Capability]) -> Capability:
         streams_chat=all(each.streams_chat for each in found),
         parser=parser,
         markers=None if unknown else frozenset().union(*(each.markers or () for each in found)),
+        marker_texts=frozenset().union(*(each.marker_texts for each in found)),
         thought=thoughts.pop() if len(thoughts) == 1 else None,
         version=", ".join(dict.fromkeys(each.version for each in found)),
         release=min((each.release for each in found if each.release is not None), default=None),

@@ -28,10 +28,17 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
 T = TypeVar("T")
+ASSISTANT = "assistant"
 NULL = Raw(b"null")
 _TRUE = frozenset({b"true", b"t", b"yes", b"y", b"on", b"1"})
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _encode = msgspec.json.encode
+
+
+class _Spoken(msgspec.Struct):
+    """A message of a chat."""
+
+    role: str = ASSISTANT
 
 
 def peek(raw: Raw | None, kind: type[T], default: T) -> T:
@@ -136,6 +143,19 @@ class Envelope:
         """A boolean field that is true unless the client says otherwise."""
         raw = self.fields.get(key)
         return raw is not None and bytes(raw) != b"null" and not _truth(raw)
+
+    @property
+    def role(self) -> str:
+        """Of a chat's answer: the assistant's, or that of the message which it continues."""
+        if not self.declines("add_generation_prompt"):
+            return ASSISTANT
+        return (peek(self.fields.get("messages"), list[_Spoken], None) or [_Spoken()])[-1].role
+
+    def strings(self, key: str) -> list[str]:
+        """A field that holds a string or several."""
+        raw = self.fields.get(key)
+        one = peek(raw, str, "")
+        return [one] if one else peek(raw, list[str], [])
 
     def text(self, key: str) -> str | None:
         """A string field, or None."""

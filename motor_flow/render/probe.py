@@ -23,17 +23,9 @@ from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.verdict import judge
 from motor_flow.render.capability import Capability, by_version
+from motor_flow.render.markers import MARKERS
 
 PROBE_TIMEOUT_S = 5.0
-MARKERS = (
-    *("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>"),
-    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>"),
-    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
-    *("<|tool_call_argument_begin|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
-    *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>"),
-    *("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|channel|>", "<|message|>", "<|start|>"),
-    *("<|end|>", "<|call|>", "<|return|>", "<|constrain|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)  # of vLLM 0.33's reasoning and tool parsers
 REASONING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>")
 CALL_BEGINS = (
     *("<tool_call>", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>"),
@@ -101,7 +93,9 @@ async def probe_sidecar(http: HttpClient, url: str) -> Capability:
         markers = await _single_tokens(http, url, MARKERS)
         if markers is not None:
             thought = await _probe_thought(http, url, ids, markers) if capability.derenders else None
-            return replace(capability, markers=frozenset(markers.values()), thought=thought)
+            return replace(
+                capability, markers=frozenset(markers.values()), marker_texts=frozenset(markers), thought=thought
+            )
         missing = "/tokenize is not offered, so chat chunks are derendered one by one"
         return replace(capability, missing=(*capability.missing, missing))
     except (TransportFault, _NotNow, *UNREADABLE) as exc:

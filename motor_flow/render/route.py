@@ -9,7 +9,7 @@ Source: contract sections 6 and 7; vllm 0.33: entrypoints/scale_out/{render,dere
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from machines.context import Route
@@ -53,6 +53,24 @@ class Decision:
     reason: str = ""
 
 
+def cuts_markup(request: Asked, sidecar: Capability) -> bool:
+    """Native vLLM cuts the text before it is parsed; here it is parsed first, so markup must not hold a stop string."""
+    if not (request.stream and request.api == "chat" and request.given("stop") and sidecar.parser is not False):
+        return False
+    calls = request.given("tools") and request.envelope.text("tool_choice") != "none"
+    return calls or any(touches(stop, sidecar.marker_texts) for stop in request.envelope.strings("stop"))
+
+
+def touches(stop: str, markers: Iterable[str]) -> bool:
+    """It could begin, end or stand in what a parser takes out of the text."""
+    return any(
+        stop in marker
+        or marker in stop
+        or any(marker.startswith(stop[-size:]) or marker.endswith(stop[:size]) for size in range(1, len(stop)))
+        for marker in markers
+    )
+
+
 RULES = (
     Rule("a path that is passed through as it is", lambda request, _: request.api == "other", skips_render=True),
     Rule("render is switched off", lambda _, sidecar: not sidecar.enabled, skips_render=True),
@@ -63,6 +81,7 @@ RULES = (
         "prompt_logprobs of completions",
         lambda request, _: request.api == "completions" and request.given("prompt_logprobs"),
     ),
+    Rule("a stop string that may cut a tool call or a marker, in a stream", cuts_markup),
     Rule(
         "streaming through the chain is switched off", lambda request, sidecar: request.stream and not sidecar.streaming
     ),

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import sys
+from functools import partial
 
 import pytest
 import trio
@@ -14,16 +15,21 @@ from rich.console import Console
 from motor_flow.app import App
 from motor_flow.config import load_embedded
 from motor_flow.edge.server import Server
+from motor_flow.net.stream import Origin
 from motor_flow.sim.faults import Fault
 from motor_flow.sim.world import embedded_cluster
+from motor_flow.views.parity.accepted import accepted_as
+from motor_flow.views.parity.answers import read_answer
 from motor_flow.views.parity.asking import Unreachable
 from motor_flow.views.parity.cases import matching, shipped
+from motor_flow.views.parity.compare import differences, envelope_differences
 from motor_flow.views.parity.recorded import Player
 from motor_flow.views.parity.run import Misused, list_cases, parity, run_parity
 from motor_flow.views.parity.telling import document, tell
 from tests.world import COORDINATOR, make_world
 
 NATIVE, CHAIN = "http://engine-1", f"http://{COORDINATOR.authority}"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20}
 SUBSET = (
     *("chat/hello/*", "chat/several turns/*", "unicode/Chinese, cut at 24/*", "tools/two calls/*", "tools/required/*"),
     *("reasoning/hidden/*", "logprobs/beside reasoning/*", "structured/regex/*", "stopping/across tokens/*"),
@@ -113,6 +119,36 @@ async def test_an_answer_that_breaks_is_a_difference(nursery, autojump_clock):
     assert not outcome.good
 
 
+PLANTED = {
+    "another finish": lambda events: [*events[:-1], events[-2], *events[-1:]],
+    "an empty delta behind it": lambda events: [*events[:-1], events[0] | {"choices": [EMPTY]}, *events[-1:]],
+    "another end": lambda events: [*events, b"[DONE]"],
+    "another member of a delta": lambda events: [with_delta(events[0], refusal="no"), *events[1:]],
+    "another role": lambda events: [with_delta(events[0], role="user"), *events[1:]],
+    "no time": lambda events: [event | {"created": 0} if isinstance(event, dict) else event for event in events],
+}
+EMPTY = {"index": 0, "delta": {}, "finish_reason": None}
+
+
+def with_delta(event, **more):
+    choice = event["choices"][0]
+    return event | {"choices": [choice | {"delta": choice["delta"] | more}]}
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_what_no_answer_of_vllms_has_is_found(nursery, autojump_clock, plant):
+    world = await make_world(nursery)
+    got = await world.stream("/v1/chat/completions", HELLO, to=Origin("engine-1", 80))
+    events = [json.loads(data) if data != b"[DONE]" else data for _, data in got.events]
+    assert events[-1] == b"[DONE]"
+    changed = PLANTED[plant](events)
+    body = b"".join(b"data: %b\n\n" % (e if isinstance(e, bytes) else json.dumps(e).encode()) for e in changed)
+    clean, odd = got.answer, read_answer(200, "text/event-stream", body)
+    found = differences(clean, odd) + envelope_differences(clean, odd)
+    assert found, plant
+    assert all(accepted_as(one, clean, odd, "") is None for one in found)
+
+
 async def test_who_does_not_answer_is_named(nursery, autojump_clock):
     world = await make_world(nursery)
     for urls in ((NATIVE, "http://nobody"), ("http://nobody", CHAIN)):
@@ -157,6 +193,25 @@ async def test_the_command_on_real_sockets(nursery, tmp_path):
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["requests"] == 2
 
+    wrong = await run(*both, "--model", "wrong")
+    assert (wrong.returncode, b"does not serve 'wrong'; it shows tiny" in wrong.stderr) == (2, True)
+
+    for engine in cluster.engines:
+        engine.first_token_s = 0.5
+    out = tmp_path / "part.json"
+    async with trio.open_nursery() as inner:
+        command = [sys.executable, "-m", "motor_flow", "parity", *both, "--json", str(out)]
+        start = partial(trio.run_process, command, capture_stdout=True, capture_stderr=True, check=False)
+        process = await inner.start(start)
+        await trio.sleep(5)
+        process.terminate()
+    assert process.returncode == 143
+    part = json.loads(out.read_bytes())
+    assert part["ended_early"] == "a signal"
+    assert 0 < part["requests"] < part["planned"] == len(shipped())
+    for engine in cluster.engines:
+        engine.first_token_s = 0.0
+
     cluster.engines[0].faults.add(Fault("abort", after=3, on="native"))
     out = tmp_path / "found.json"
     bad = await run(*both, "--only", "completions/plain/whole", "--json", str(out))
@@ -168,12 +223,15 @@ async def test_the_command_on_real_sockets(nursery, tmp_path):
 
 
 def test_statuses_without_a_comparison(tmp_path, capsys):
-    free = "http://127.0.0.1:1"
-    assert run_parity(free, free, only="chat/hello/*") == 69
+    free, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
+    assert run_parity(free, other, only="chat/hello/*") == 69
     assert f"{free} does not answer" in capsys.readouterr().err
     assert run_parity("ftp://x", free) == 2
-    assert run_parity(free, free, only="nothing") == 2
-    assert run_parity(free, free, corpus=tmp_path / "none.jsonl") == 78
+    assert run_parity(free, free) == 2
+    assert "the same server" in capsys.readouterr().err
+    assert run_parity(free, other, only="nothing") == 2
+    assert run_parity(free, other, corpus=tmp_path / "none.jsonl") == 78
+    assert run_parity(free, other, out=tmp_path / "no" / "such.json") == 2
     capsys.readouterr()
     assert list_cases(None, "chat/hello/*") == 0
     assert capsys.readouterr().out == "chat/hello/whole\nchat/hello/stream\n"
@@ -191,10 +249,11 @@ async def test_derender_alone_says_what_the_engine_said_with_the_same_tokens(nur
     outcome = await fixed(world, shipped())
     assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
     assert len(outcome.results) > 300
-    assert outcome.left_out > 100
+    left_out = document(outcome)["left_out"]
+    assert sum(map(len, left_out.values())) + len(outcome.results) == len(shipped())
     assert not world.seen("generate")
-    assert f"{outcome.left_out} requests were left out" in told(outcome)
-    assert document(outcome)["left_out"] == outcome.left_out
+    for reason, names in left_out.items():
+        assert f"{len(names)} requests were left out: {reason}" in told(outcome)
 
 
 async def test_an_engine_that_never_says_the_same_twice_is_no_obstacle(nursery, autojump_clock, monkeypatch):

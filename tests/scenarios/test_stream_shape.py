@@ -84,6 +84,7 @@ async def test_usage_comes_once_and_only_when_asked(nursery, autojump_clock, pat
         "prompt_tokens": prompt,
         "completion_tokens": made,
         "total_tokens": prompt + made,
+        **({"completion_tokens_details": {"reasoning_tokens": 19}} if path == CHAT else {}),
     }
 
 

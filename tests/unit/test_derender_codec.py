@@ -104,7 +104,7 @@ def test_reasoning_is_called_what_the_clients_read(field, want):
 
 def test_frame_events():
     frame = Frame('id-"quoted"', "chat.completion.chunk", 17, "m")
-    event = frame.event(role_choice(1), encoded_usage(3, 4, 2), b',"x":1')
+    event = frame.event(role_choice(1, "assistant"), encoded_usage(3, 4, 2), b',"x":1')
     assert event.startswith(b"data: ")
     assert event.endswith(b"}\n\n")
     assert json.loads(event[6:]) == {

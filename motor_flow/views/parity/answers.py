@@ -17,6 +17,7 @@ import msgspec
 from motor_flow.net.sse import EventSplitter
 
 DONE = b"[DONE]"
+COMPARED = frozenset({"role", "content", "reasoning", "tool_calls"})
 
 
 @dataclass(slots=True)
@@ -45,7 +46,10 @@ class Answer:
         error: the error object, from the body or from an event.
         kinds: the order of chunk kinds in a stream, repeats collapsed: role, delta, finish, usage, error, done.
         created: the times it names; one answer has one.
-        members: names of what the body, or any chunk, holds that is not null.
+        members: paths of what the body, or any chunk, holds that is not null: `usage`, `choices.message.role`.
+        oddities: what no answer of vLLM's has: a second finish, text behind it, a wrong media type.
+        roles: of its messages.
+        usages: every usage of a stream, without nulls.
 
     """
 
@@ -62,12 +66,17 @@ class Answer:
     kinds: list[str] = field(default_factory=list)
     created: set[int] = field(default_factory=set)
     members: set[str] = field(default_factory=set)
+    oddities: list[str] = field(default_factory=list)
+    roles: set[str] = field(default_factory=set)
+    usages: list[dict[str, Any]] = field(default_factory=list)
     system_fingerprint: str | None = None
 
 
 def read_answer(status: int, media_type: str, body: bytes) -> Answer:
     """Read a whole response body."""
     answer = Answer(status)
+    if not media_type.startswith(("text/event-stream", "application/json")):
+        answer.oddities.append(f"media type {media_type!r}")
     if media_type.startswith("text/event-stream"):
         _read_events(answer, EventSplitter().feed(body))
     else:
@@ -86,6 +95,8 @@ def without_nulls(value: Any) -> Any:
 
 def _read_events(answer: Answer, events: Iterable[bytes]) -> None:
     for event in events:
+        if "done" in answer.kinds:
+            answer.oddities.append("an event behind [DONE]")
         if event == DONE:
             _kind(answer, "done")
             continue
@@ -97,6 +108,7 @@ def _read_events(answer: Answer, events: Iterable[bytes]) -> None:
         _read_head(answer, chunk)
         if chunk.get("usage"):
             answer.usage = without_nulls(chunk["usage"])
+            answer.usages.append(answer.usage)
         if not chunk["choices"]:
             _kind(answer, "usage")
         for raw in chunk["choices"]:
@@ -109,6 +121,8 @@ def _read_head(answer: Answer, body: dict[str, Any]) -> None:
     answer.object = body["object"]
     answer.model = body["model"]
     answer.created.add(body["created"])
+    if not body["created"] > 0:
+        answer.oddities.append("created is no time")
     answer.system_fingerprint = body.get("system_fingerprint") or answer.system_fingerprint
     answer.members.update(key for key, value in body.items() if value is not None)
     if body.get("prompt_token_ids") is not None:
@@ -120,9 +134,14 @@ def _read_head(answer: Answer, body: dict[str, Any]) -> None:
 def _read_delta(answer: Answer, raw: dict[str, Any]) -> None:
     choice = answer.choices.setdefault(raw["index"], Choice())
     delta = raw.get("delta", {})
+    if choice.finish_reason is not None:
+        answer.oddities.append("a chunk behind a choice's finish reason")
+    _note_members(answer, "delta", delta)
     choice.content += raw.get("text") or delta.get("content") or ""
     choice.reasoning += delta.get("reasoning") or ""
     for call in delta.get("tool_calls") or ():
+        if call.get("type") not in (None, "function"):
+            answer.oddities.append(f"a tool call of type {call['type']!r}")
         slot = choice.tool_calls.setdefault(call["index"], {"id": "", "name": "", "arguments": ""})
         slot["id"] = slot["id"] or call.get("id") or ""
         function = call.get("function") or {}
@@ -160,11 +179,23 @@ def _read_object(answer: Answer, body: dict[str, Any]) -> None:
     for raw in body["choices"]:
         choice = answer.choices.setdefault(raw["index"], Choice())
         message = raw.get("message", {})
+        _note_members(answer, "message", message)
         choice.content = raw.get("text") or message.get("content") or ""
         choice.reasoning = message.get("reasoning") or ""
         for position, call in enumerate(message.get("tool_calls") or ()):
+            if call.get("type") != "function":
+                answer.oddities.append(f"a tool call of type {call.get('type')!r}")
             choice.tool_calls[position] = {"id": call["id"], **call["function"]}
         _read_common(choice, raw)
+
+
+def _note_members(answer: Answer, where: str, message: dict[str, Any]) -> None:
+    """What a message or delta holds beside its text and calls; empty equals absent there."""
+    for key, value in message.items():
+        if value not in (None, "", [], {}) and key not in COMPARED:
+            answer.members.add(f"choices.{where}.{key}")
+    if message.get("role"):
+        answer.roles.add(message["role"])
 
 
 def _kind(answer: Answer, kind: str) -> None:

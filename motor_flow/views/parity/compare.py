@@ -63,6 +63,9 @@ def _fields(answer: Answer, other: Answer) -> Iterator[tuple[str, Any]]:
     yield "prompt_token_ids", answer.prompt_token_ids
     yield "prompt_logprobs", _rounded(without_nulls(answer.prompt_logprobs))
     yield "kinds", _kinds(answer)
+    yield "oddities", answer.oddities
+    yield "role", sorted(answer.roles)
+    yield "running usage", _running(answer, other)
     for index in sorted(set(answer.choices) | set(other.choices)):
         choice = answer.choices.get(index)
         for field, value in _choice_fields(choice):
@@ -92,6 +95,14 @@ def _error(answer: Answer) -> dict[str, Any] | None:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     return {key: value for key, value in answer.usage.items() if key != "completion_tokens_details"}
+
+
+def _running(answer: Answer, other: Answer) -> dict[str, Any]:
+    """What the usages of a stream say, however it was cut: which fields, and the tokens of the prompts."""
+    if len(answer.usages) <= 1 or len(other.usages) <= 1:
+        return {}
+    fields = sorted({key for usage in answer.usages for key in usage})
+    return {"fields": fields, "prompt_tokens": sorted({usage.get("prompt_tokens", 0) for usage in answer.usages})}
 
 
 def _kinds(answer: Answer) -> list[str]:

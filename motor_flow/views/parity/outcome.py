@@ -69,7 +69,10 @@ class Outcome:
         coordinator: whose answers are compared; a sidecar where tokens are fixed.
         model: its served name.
         results: in the order they were asked.
-        left_out: requests that fixed tokens cannot answer.
+        left_out: names of requests that fixed tokens cannot answer, by what keeps them from it.
+        planned: how many requests there are.
+        ended: why it ended before all were asked; empty: it did not.
+        status: the exit status for that; 0: it did not.
 
     """
 
@@ -77,7 +80,10 @@ class Outcome:
     coordinator: Server
     model: str
     results: list[Result] = field(default_factory=list)
-    left_out: int = 0
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    planned: int = 0
+    ended: str = ""
+    status: int = 0
 
     def verdicts(self, kind: str | None = None) -> Counter[Verdict]:
         """How many requests of this kind, or of all, are what."""
@@ -103,5 +109,5 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Were there requests, and no difference that is not accepted?"""
-        return bool(self.results) and not self.verdicts()["different"]
+        """Were there requests, all of them asked, and no difference that is not accepted?"""
+        return bool(self.results) and not self.ended and not self.verdicts()["different"]

@@ -29,7 +29,9 @@ from motor_flow.config import load_embedded
 from motor_flow.edge.server import Server
 from motor_flow.net.memory import MemoryNet
 from motor_flow.net.stream import ByteStream, Dial, Origin
-from motor_flow.render.envelope import CHAT_PATH
+from motor_flow.render.capability import Capability
+from motor_flow.render.envelope import CHAT_PATH, Envelope
+from motor_flow.render.route import decide
 from motor_flow.sim import exchange
 from motor_flow.sim.exchange import Exchange
 from motor_flow.views.parity.answers import Answer, Choice
@@ -43,13 +45,24 @@ UNPLAYABLE = ("logprobs", "top_logprobs", "prompt_logprobs", "echo", "use_beam_s
 _prompt_of = re.compile(r"\.p(\d+)\.").search
 
 
-def playable(case: Case) -> bool:
-    """Its answer can be given from tokens alone."""
-    if case.kind == REFUSED or case.path not in (CHAT_PATH, TEXT_PATH):
-        return False
+def unplayable(case: Case) -> str | None:
+    """Why its answer cannot be given from tokens alone; None: it can."""
+    if case.kind == REFUSED:
+        return "they are refused"
+    if case.path not in (CHAT_PATH, TEXT_PATH):
+        return "their path is no part of the chain"
     if case.body.get("include_reasoning") is False:
-        return False  # native vLLM hides those tokens too
-    return all(case.body.get(key) is None or case.body[key] is False for key in UNPLAYABLE)  # 0 asks for something
+        return "native vLLM hides the tokens of their reasoning"
+    # 0 asks for something
+    if any(case.body.get(key) is not None and case.body[key] is not False for key in UNPLAYABLE):
+        return "they want log-probabilities or the prompt's echo, which tokens alone do not hold"
+    return None
+
+
+def goes_native(case: Case, body: bytes, sidecar: Capability) -> bool:
+    """It takes the engine's own API."""
+    envelope = Envelope.parse("chat" if case.path == CHAT_PATH else "completions", body)
+    return decide(envelope, sidecar, stream=envelope.stream).route == "native"
 
 
 class Player(exchange.App):
@@ -126,9 +139,11 @@ def _choice(index: int, ids: list[int], ended: Choice | None) -> dict[str, Any]:
 
 
 async def with_recorded(
-    dial: Dial, sidecar: Origin, player: Player, model: str, ask: Callable[[Dial, str], Awaitable[None]]
+    dial: Dial, sidecar: Origin, player: Player, model: str, ask: Callable[[Dial, str, Capability], Awaitable[None]]
 ) -> None:
-    """Run a Coordinator before this sidecar and the player; `ask` is told how to reach it, and its base URL.
+    """Run a Coordinator before this sidecar and the player.
+
+    `ask` is told how to reach it, its base URL, and what the sidecar can do.
 
     Raises:
         Unreachable: `ask` did.
@@ -151,7 +166,7 @@ async def with_recorded(
         net.listen(COORDINATOR.host, COORDINATOR.port, Server(app.inference).serve_stream)
         await nursery.start(app.run)
         try:
-            await ask(either, f"http://{COORDINATOR.host}")
+            await ask(either, f"http://{COORDINATOR.host}", app.services.capability)
         except Unreachable as exc:
             failure = exc  # raised outside of the nursery, which would wrap it in a group
         nursery.cancel_scope.cancel(reason="everything is asked")

@@ -26,6 +26,8 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "native": {"url": outcome.native.url, "version": outcome.native.version},
         "coordinator": {"url": outcome.coordinator.url},
         "model": outcome.model,
+        "planned": outcome.planned,
+        "ended_early": outcome.ended or None,
         "requests": len(outcome.results),
         "left_out": outcome.left_out,
         **_verdicts(counted),
@@ -73,8 +75,11 @@ def tell(outcome: Outcome, console: Console) -> None:
         console.print(f"{case.name}: {judged.difference}", markup=False, highlight=False)
     if len(different) > DIFFERENCES_SHOWN_MAX:
         console.print(f"... and {len(different) - DIFFERENCES_SHOWN_MAX} more; --json FILE has all", markup=False)
-    if outcome.left_out:
-        console.print(f"{outcome.left_out} requests were left out: they need more of an engine than tokens")
+    for reason, names in outcome.left_out.items():
+        console.print(f"{len(names)} requests were left out: {reason}", markup=False, highlight=False)
+    if outcome.ended:
+        done = f"{len(outcome.results)} of {outcome.planned}"
+        console.print(f"ended at {done}: {outcome.ended}", style="bold red", markup=False, highlight=False)
     counted = outcome.verdicts()
     console.print(
         f"{len(outcome.results)} requests: {counted['equal']} equal, {counted['accepted']} with accepted differences "
