@@ -72,7 +72,7 @@ async def _answer(engine: Engine, request: ChatCompletionRequest, prompt: Prompt
             parts["content"] = _echoed(request) + (parts["content"] or "")
         plain = shapes.chat_choice(
             choice.index,
-            shapes.message(parts["content"], parts["reasoning"], parts["tool_calls"]),
+            shapes.message(parts["content"], parts["reasoning"], parts["tool_calls"]) | {"role": _role(request)},
             logprobs=None if hidden else _logprobs(logprobs.LogprobStream(served.tokenizer), request, positions),
             finish=finish_reason(finish, request, tools=bool(parts["tool_calls"])),
             stop=choice.stop,
