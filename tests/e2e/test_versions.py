@@ -29,7 +29,7 @@ FEATURES = {
     "chat with reasoning": chat("Hello!"),
     "tool calls": chat("Weather in Paris and 北京?", tools=TOOLS),
     "chat, logprobs": chat("Say hello in Chinese.", logprobs=True, top_logprobs=2),
-    "chat, stop strings": chat("Say hello in Chinese.", stop=["！", "o"]),
+    "chat, stop strings": chat("Say hello in Chinese.", stop=["！", "Observation:"]),
     "chat, n = 2": chat("Hello!", n=2, seed=7, temperature=0.9),
     "structured output": chat("Hello!", response_format={"type": "json_object"}, max_tokens=30),
     "completions": text("Once upon", max_tokens=24),
