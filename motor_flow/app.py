@@ -53,7 +53,7 @@ from motor_flow.scheduling.admission import FlowControl
 from motor_flow.scheduling.callbacks import Callbacks
 from motor_flow.scheduling.conductor import Conductor
 from motor_flow.scheduling.leases import LeaseLedger
-from motor_flow.scheduling.misfits import misfits, mixed
+from motor_flow.scheduling.misfits import misfits
 from motor_flow.scheduling.models import Models
 from motor_flow.scheduling.policy import policy_of
 from motor_flow.scheduling.ratelimit import RateLimit
@@ -181,8 +181,7 @@ class App:
     @property
     def ready(self) -> bool:
         """Something schedulable is registered, with or without Render, and we are not leaving."""
-        there = [each for each in self.registry if each.standing == "available"]
-        return self._started and not self._draining and self.registry.schedulable and mixed(there) is None
+        return self._started and not self._draining and self.registry.schedulable
 
     @property
     def misfits(self) -> list[str]:

@@ -184,9 +184,9 @@ def sim_engine(
     fault: FaultLines = None,
 ) -> None:
     """A token engine that speaks vLLM's protocol."""
-    from motor_flow.views.simulate import engine, run_simulator
+    from motor_flow.views.simulate import Engine, run_simulator
 
-    app = engine(
+    app = Engine(
         name=name,
         role=role,
         pace_s=pace,
@@ -208,9 +208,9 @@ def sim_sidecar(
     fault: FaultLines = None,
 ) -> None:
     """A Render/Derender sidecar that speaks vLLM's protocol."""
-    from motor_flow.views.simulate import run_simulator, sidecar
+    from motor_flow.views.simulate import Sidecar, run_simulator
 
-    app = sidecar(max_model_len=max_model_len, parsers=parsers)
+    app = Sidecar(max_model_len=max_model_len, parsers=parsers)
     _plan(app.faults, fault)
     raise typer.Exit(run_simulator(app, "sidecar", host, port))
 
@@ -223,9 +223,9 @@ def sim_kv(
     fault: FaultLines = None,
 ) -> None:
     """A KV conductor. What is cached where is posted to its /events."""
-    from motor_flow.views.simulate import conductor, run_simulator
+    from motor_flow.views.simulate import Conductor, run_simulator
 
-    app = conductor(objects=objects)
+    app = Conductor(objects=objects)
     _plan(app.faults, fault)
     raise typer.Exit(run_simulator(app, "kv", host, port))
 

@@ -1,8 +1,8 @@
 """Where does a whole answer reach its first stop string, when its engine cannot look for one?
 
 An engine without a tokenizer (`--tokens-only`) goes on behind a stop string. So the whole text is asked of Derender and
-searched, and the token in which the string ends is found by halving: 1 + log2(tokens) calls, and none when the answer
-has one token. What is left is what another engine would have sent, and goes the ordinary way.
+searched, and the token in which the string ends is found by halving: one call when there is none, and log2(tokens)
+more when there is. What is left is what another engine would have sent, and goes the ordinary way.
 
 Source: contract section 7 (Stop strings); vLLM 0.33 v1/engine/detokenizer.py, token_in_token_out/serving.py.
 """

@@ -25,22 +25,18 @@ class Shown:
     Attributes:
         reasoning: some of it was reasoning.
         answer: some of it was content or a tool call.
-        calls: some of it was a tool call.
         ended: its last token is one that ends answers.
 
     """
 
     reasoning: bool = False
     answer: bool = False
-    calls: bool = False
     ended: bool = False
 
     def add(self, message: Mapping[str, Any]) -> None:
         """A message, or a delta of it."""
         if message.get("reasoning"):
             self.reasoning = True
-        if message.get("tool_calls"):
-            self.calls = True
         if message.get("content") or message.get("tool_calls"):
             self.answer = True
 

@@ -11,8 +11,8 @@ engine tokens ──▶ Derender ──▶ StopStrings ──▶ normalise ─�
 ```
 
 An engine that took an answer over cannot see a stop string that began before its first token, and one without a
-tokenizer sees none: such a stream is searched here as well, and ends here. What is searched is the text that is shown,
-so a stop string that is made of a marker is not found then.
+tokenizer sees none: such a stream is searched here as well, and ends here. Stop strings that may cut markup never come
+here: such streams take the engine's own API (`render.route`).
 
 Text has a slot: reasoning, content, or the arguments of one tool call. A slot that is followed by another is shown
 whole. A stop string that spans markers between slots (`</think>`) is cut off where the later slot begins.

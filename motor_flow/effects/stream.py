@@ -20,6 +20,7 @@ from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.derender.coalesce import beginning, merged
 from motor_flow.derender.codec import ChatChoice, TextChoice
 from motor_flow.derender.normalise import shown_finish
+from motor_flow.derender.reasoning import Shown
 from motor_flow.derender.stops import NOTHING
 from motor_flow.derender.usage import encoded_usage
 from motor_flow.effects.context import RequestRun, StreamRun
@@ -27,6 +28,7 @@ from motor_flow.errors import DerenderError, EngineError
 from motor_flow.flow import Effects, Flow
 from motor_flow.telemetry.log import get_logger
 
+NO_TEXT = Shown()
 _log = get_logger()
 stream_effects: Effects[StreamRun] = Effects(STREAM)
 
@@ -143,51 +145,69 @@ async def _derendered(stream: StreamRun, raw: SemanticJson, tokens: int, finish:
         finish: the engine's finish reason, on the last ones.
 
     """
-    done, found = await _tried(stream, raw, tokens, finish)
+    done = await _tried(stream, raw, tokens, finish)
     few = 0
-    while found and few + 1 < tokens:  # a stop string was found here: with which of these tokens?
+    while done.found and few + 1 < tokens:  # a stop string was found here: with which of these tokens?
         half = (few + tokens) // 2
-        less, found_there = await _tried(stream, beginning(raw, half), half, None)
-        if found_there:
-            done, raw, tokens = less, beginning(raw, half), half
+        part = beginning(raw, half)
+        less = await _tried(stream, part, half, None)
+        if less.found:
+            done, raw, tokens = less, part, half
         else:
             few = half
-    choice, state, finish = done
+    choice = done.choice
     if isinstance(choice, ChatChoice):
         assert stream.chat is not None
-        stream.shown.finish(finish, choice.stop_reason)
-        if found and stream.shown.calls and not stream.request.envelope.names_tool:
-            choice.finish_reason = "tool_calls"
-        finish = shown_finish(choice.finish_reason, finish)
-        return Derendered(stream.chat.choice(choice, finish), state, finish, tokens)
-    finish = shown_finish(choice.finish_reason, finish)
+        stream.shown.reasoning |= done.shown.reasoning
+        stream.shown.answer |= done.shown.answer
+        stream.shown.finish(done.finish, choice.stop_reason)
+        finish = shown_finish(choice.finish_reason, done.finish)
+        return Derendered(stream.chat.choice(choice, finish), done.state, finish, tokens)
+    finish = shown_finish(choice.finish_reason, done.finish)
     assert stream.text is not None
     shown = stream.text.choice(choice, finish, b"" if stream.spoken else stream.prompt_ids)
-    return Derendered(shown, state, finish, tokens)
+    return Derendered(shown, done.state, finish, tokens)
 
 
-async def _tried(
-    stream: StreamRun, raw: SemanticJson, tokens: int, finish: str | None
-) -> tuple[tuple[ChatChoice | TextChoice, bytes, str | None], bool]:
-    """The choice, the next state and the finish reason; and whether a stop string was found here."""
+class Tried(NamedTuple):
+    """A batch, or its beginning, as derendered.
+
+    Attributes:
+        choice: what may be shown of it.
+        state: the next one.
+        finish: of the engine, or of a stop string that was found here.
+        shown: which kinds of text it holds.
+        found: a stop string was found here.
+
+    """
+
+    choice: ChatChoice | TextChoice
+    state: bytes
+    finish: str | None
+    shown: Shown
+    found: bool
+
+
+async def _tried(stream: StreamRun, raw: SemanticJson, tokens: int, finish: str | None) -> Tried:
     derenderer, stops = stream.derenderer, stream.stops
     assert derenderer is not None
-    held, inner = NOTHING, stream.state
+    held, inner, shown = NOTHING, stream.state, NO_TEXT
     if stops is not None:
         held, inner = stops.opened(inner)
     choice: ChatChoice | TextChoice
     if stream.chat is not None:
         choice, state = await derenderer.chat_chunk(raw, inner)
-        stream.shown.add(choice.delta)
+        shown = Shown()
+        shown.add(choice.delta)
     else:
         choice, state = await derenderer.text_chunk(raw, inner)
     if stops is None:
-        return (choice, state, finish), False
+        return Tried(choice, state, finish, shown, found=False)
     reported = finish == "stop" and isinstance(choice.stop_reason, str)
     since = await _searched_since(stream, raw, tokens, inner) if stream.searched else None
     held, finish = stops.apply(held, choice, finish, since=since)
     found = finish == "stop" and isinstance(choice.stop_reason, str) and not reported
-    return (choice, stops.closed(held, state), finish), found
+    return Tried(choice, stops.closed(held, state), finish, shown, found)
 
 
 async def _searched_since(stream: StreamRun, raw: SemanticJson, tokens: int, inner: bytes | None) -> int | None:

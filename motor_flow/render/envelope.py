@@ -116,11 +116,6 @@ class Envelope:
         return max(1, sum(given))
 
     @property
-    def names_tool(self) -> bool:
-        """One tool must be called, by its name: such an answer ends with `stop`, not with `tool_calls`."""
-        return bytes(self.fields.get("tool_choice", NULL)).lstrip()[:1] == b"{"
-
-    @property
     def gives_ids(self) -> bool:
         """The client has tokenized its prompt itself: `[1, 2]` or `[[1], [2]]`."""
         first = bytes(self.fields.get("prompt", NULL)).lstrip(b"[ \t\r\n")[:1]

@@ -142,16 +142,10 @@ class FlowControl:
             return waiter.grant
         if waiter.crowded_out:
             raise self._full()
-        raise AdmissionError(
-            "the server is busy: "
-            + (
-                f"the request has waited {self._wait_s:g} s for other requests to end"
-                if self._wait_s
-                else "no request may wait (max_queue_wait_ms is 0)"
-            ),
-            status=503,
-            retry_after_s=self._patience_s(),
-        )
+        why = f"the request has waited {self._wait_s:g} s for other requests to end"
+        if not self._wait_s:
+            why = "no request may wait (max_queue_wait_ms is 0)"
+        raise AdmissionError(f"the server is busy: {why}", status=503, retry_after_s=self._patience_s())
 
     def serve(self) -> None:
         """Hand what is free to those whose turn it is."""

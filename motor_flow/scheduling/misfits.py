@@ -10,22 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from motor_flow.scheduling.profiles import CONNECTORS
-from motor_flow.scheduling.registry import Instance
-
-
-def mixed(instances: Iterable[Instance]) -> str | None:
-    """Why nothing can be served: prefill and decode instances of several protocols; None: they have one, or none."""
-    profiles: dict[str, list[str]] = {}
-    for each in instances:
-        if each.role != "union" and each.profile is not None:
-            profiles.setdefault(each.profile, []).append(each.name)
-    if len(profiles) < 2:
-        return None
-    listed = " and ".join(f"{profile} ({', '.join(names)})" for profile, names in sorted(profiles.items()))
-    return (
-        f"instances of {listed} are registered side by side: which one this cluster is cannot be guessed; give all "
-        "prefill and decode instances one dispatch_profile"
-    )
+from motor_flow.scheduling.registry import Instance, mixed
 
 
 def misfits(instances: Sequence[Instance], *, callbacks: bool) -> list[str]:

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable
 from machines.context import Route
 from machines.topology import Alive, Choice, Profile, Role, choices
 from motor_flow.errors import NoTokenEngine, ScheduleError
-from motor_flow.scheduling.misfits import mixed
-from motor_flow.scheduling.registry import Instance
+from motor_flow.scheduling.registry import Instance, mixed
 
 
 def pick(

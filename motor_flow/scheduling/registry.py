@@ -159,6 +159,21 @@ def new_breaker(section: BreakerSection) -> Breaker:
     return Breaker(section.failure_threshold, section.open_seconds, section.open_seconds_max)
 
 
+def mixed(instances: Iterable[Instance]) -> str | None:
+    """Why nothing can be served: prefill and decode instances of several protocols; None: they have one, or none."""
+    profiles: dict[str, list[str]] = {}
+    for each in instances:
+        if each.role != "union" and each.profile is not None:
+            profiles.setdefault(each.profile, []).append(each.name)
+    if len(profiles) < 2:
+        return None
+    listed = " and ".join(f"{profile} ({', '.join(names)})" for profile, names in sorted(profiles.items()))
+    return (
+        f"instances of {listed} are registered side by side: which one this cluster is cannot be guessed; give all "
+        "prefill and decode instances one dispatch_profile"
+    )
+
+
 class Changes(NamedTuple):
     """What one operation has done.
 
@@ -203,6 +218,8 @@ class Registry:
     def schedulable(self) -> bool:
         """Something could serve a request."""
         there = [i for i in self._instances.values() if i.standing == "available"]
+        if mixed(there) is not None:
+            return False
         return any(i.alone for i in there) or {"prefill", "decode"} <= {i.role for i in there}
 
     def missing(self, groups: Iterable[int]) -> list[int]:

@@ -28,8 +28,8 @@ from motor_flow.net.verdict import judge
 from motor_flow.obfuscation.providers import codec_of
 from motor_flow.render.local import can_load
 from motor_flow.render.probe import Unclear, probe_sidecar
-from motor_flow.scheduling.misfits import misfits, mixed
-from motor_flow.scheduling.registry import Instance, Registry
+from motor_flow.scheduling.misfits import misfits
+from motor_flow.scheduling.registry import Instance, Registry, mixed
 
 ASK_TIMEOUT_S = 5.0
 Status = Literal["ok", "note", "bad"]
@@ -158,12 +158,13 @@ def _cards(config: Config, about: str, where: str, cards: list[dict[str, object]
 def _instances(config: Config) -> list[Finding]:
     """Is there anything that a request could be sent to, and do prefill and decode fit together?"""
     registry = Registry(Instance.of(section, config.breaker) for section in config.instances)
-    if not registry.schedulable:
+    several = mixed(registry)
+    if several is None and not registry.schedulable:
         text = "none can serve a request: every one gets 503 until an instance that can is registered"
         return [Finding("instances", "-", "bad", text)]
     trigger = bool(config.metaserver.base_port) and config.metaserver.advertised_host not in WILDCARDS
     found = misfits(list(registry), callbacks=trigger)
-    return [Finding("instances", "-", "bad" if mixed(registry) else "note", text) for text in found]
+    return [Finding("instances", "-", "note" if several is None else "bad", text) for text in found]
 
 
 def _same_length(lengths: AbstractSet[int]) -> list[Finding]:

@@ -15,7 +15,6 @@ from typing import Literal
 
 import trio
 
-from machines.topology import Role
 from motor_flow.edge.asgi import ASGIApp
 from motor_flow.edge.server import Server
 from motor_flow.net.http import HttpClient
@@ -31,7 +30,7 @@ from motor_flow.views.exits import EXIT_FAILED
 
 HOST = "127.0.0.1"
 Kind = Literal["engine", "sidecar", "kv"]
-__all__ = ["BadFault", "conductor", "engine", "plan", "run_simulator", "sidecar"]
+__all__ = ["BadFault", "Conductor", "Engine", "Sidecar", "plan", "run_simulator"]
 
 
 def run_simulator(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
@@ -60,28 +59,6 @@ async def _serve(app: ASGIApp, kind: Kind, host: str, port: int) -> int:
     return 0
 
 
-def engine(
-    *,
-    name: str,
-    role: Role,
-    pace_s: float,
-    first_token_s: float,
-    max_model_len: int,
-    scale_out: bool,
-    tokens_only: bool,
-) -> Engine:
-    """A token engine."""
-    return Engine(
-        name=name,
-        role=role,
-        pace_s=pace_s,
-        first_token_s=first_token_s,
-        max_model_len=max_model_len,
-        scale_out=scale_out,
-        tokens_only=tokens_only,
-    )
-
-
 def _connect(app: Engine, host: str, port: int) -> None:
     """Give a prefill or decode engine a KV connector that reaches other processes."""
     if app.role == "union":
@@ -90,16 +67,6 @@ def _connect(app: Engine, host: str, port: int) -> None:
     fabric = NetworkFabric(http, host, port)
     fabric.serve(app)
     app.transfers = Transfers(app.name, fabric, callbacks_over(http))
-
-
-def sidecar(*, max_model_len: int, parsers: bool) -> Sidecar:
-    """A Render/Derender sidecar."""
-    return Sidecar(max_model_len=max_model_len, parsers=parsers)
-
-
-def conductor(*, objects: bool) -> Conductor:
-    """A KV conductor."""
-    return Conductor(objects=objects)
 
 
 def plan(faults: Plan, lines: Iterable[str]) -> None:

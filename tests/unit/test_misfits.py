@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from motor_flow.config.sections import BreakerSection, InstanceSection
-from motor_flow.scheduling.misfits import misfits, mixed
-from motor_flow.scheduling.registry import Instance
+from motor_flow.scheduling.misfits import misfits
+from motor_flow.scheduling.registry import Instance, mixed
 
 
 def instances(*given):
