@@ -1,23 +1,24 @@
-"""How are engine chunks that wait behind a derender call merged into one?
+"""How are engine chunks that wait behind a derender call merged into one, and which are taken apart?
 
 Concatenate token ids and logprobs; everything else is the last chunk's. Only chunks of one choice are merged. The first
-chunk of a choice goes alone, and so does every chunk with a marker token (`</think>`, `<tool_call>` ...): parsers read
-their boundaries. A merge holds at most `TOKENS_MAX` ids, because a saturated sidecar would otherwise make the output
-arrive in bursts. The sidecar's parsers replay every earlier chunk on each call, so fewer and larger chunks are also
-what keeps the time per token flat.
+chunk of a choice goes alone, and so does every marker token (`</think>`, `<tool_call>` ...), also where the engine sent
+it in one chunk with others: parsers read their boundaries. A merge holds at most `TOKENS_MAX` ids, because a saturated
+sidecar would otherwise make the output arrive in bursts. The sidecar's parsers replay every earlier chunk on each call,
+so fewer and larger chunks are also what keeps the time per token flat.
 
-Source: measured with qwen3 + hermes and deepseek_r1: equal to one token per chunk, whatever the merging, under
-these rules.
+Source: measured with qwen3 + hermes and deepseek_r1: equal to one token per chunk, whatever the engine's chunks and the
+merging, under these rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 from msgspec import Raw
 
-from machines.tokens import SemanticJson
+from machines.tokens import SemanticIds, SemanticJson
 
 TOKENS_MAX = 64
 
@@ -54,11 +55,31 @@ def split(event: SemanticJson) -> list[SemanticJson]:
 
 def beginning(event: SemanticJson, tokens: int) -> SemanticJson:
     """An event of one choice without its later tokens, and without its finish."""
+    return _portion(event, 0, tokens)
+
+
+def apart(event: SemanticJson, ids: SemanticIds, markers: frozenset[int]) -> list[tuple[SemanticJson, SemanticIds]]:
+    """An event of one choice as several, with their ids: each marker token is alone, the finish is the last one's.
+
+    Args:
+        event: with one choice.
+        ids: its token ids.
+        markers: the ids that a parser looks for.
+
+    """
+    ends = [end for end in range(1, len(ids)) if ids[end - 1] in markers or ids[end] in markers] + [len(ids)]
+    return [(_portion(event, start, end), SemanticIds(ids[start:end])) for start, end in pairwise([0, *ends])]
+
+
+def _portion(event: SemanticJson, start: int, end: int) -> SemanticJson:
     peeked = _peek(event).choices[0]
+    ids = peeked.token_ids or []
     choice: dict[str, object] = dict(_choices(event).choices[0])
-    choice |= {"token_ids": (peeked.token_ids or [])[:tokens], "finish_reason": None, "stop_reason": None}
+    choice["token_ids"] = ids[start:end]
     if peeked.logprobs is not None:
-        choice["logprobs"] = {"content": (peeked.logprobs.content or [])[:tokens]}
+        choice["logprobs"] = {"content": (peeked.logprobs.content or [])[start:end]}
+    if end < len(ids):
+        choice |= {"finish_reason": None, "stop_reason": None}
     return SemanticJson(_encode({**_fields(event), "choices": [choice]}))
 
 

@@ -106,8 +106,8 @@ class StopStrings:
             held: before it.
             choice: as derendered.
             finish: the engine's finish reason, on the last chunk.
-            since: the engine has not seen all of the answer, so it is searched; from this character of the chunk on,
-                since no stop string counts before. None: it is not searched.
+            since: stop strings count from this character of the chunk on: the engine's, or what is found here where the
+                engine has not seen all of the answer. None: it is not searched.
 
         """
         new = [Piece(TEXT, choice.text)] if isinstance(choice, TextChoice) else _pieces(choice.delta)
@@ -132,7 +132,8 @@ class StopStrings:
         slot, text = pieces.pop()
         begun = held.begun and slot == held.slot
         if stop is not None:
-            text = self._cut_at(text, stop, 0 if pieces else len(held.text), begun=begun)
+            old = len(held.text) + (since or 0) - sum(len(piece.text) for piece in pieces)
+            text = self._cut_at(text, stop, max(0, old), begun=begun)
         seam = max(0, len(text) - self._keep)
         left = NOTHING if ended or found is not None else Held(slot, text[seam:], begun or seam > 0)
         if self._included:
@@ -154,7 +155,7 @@ class StopStrings:
         return None
 
     def _cut_at(self, text: str, stop: str, old: int, *, begun: bool) -> str:
-        """Cut at the stop string that the engine has found, which ends in the text of its last token."""
+        """Cut at the stop string that the engine has found, which ends behind the text that it has searched before."""
         at = text.find(stop, max(0, old + 1 - len(stop)))
         if at < 0:
             at = text.rfind(stop)

@@ -19,7 +19,7 @@ import trio
 
 from machines.faults import Fault
 from machines.tokens import SemanticIds, SemanticJson
-from motor_flow.derender.coalesce import split
+from motor_flow.derender.coalesce import apart, split
 from motor_flow.derender.endings import names_an_end, unnamed
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
@@ -181,10 +181,15 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: SemanticJson, markers: frozense
     leg.completion_tokens += len(ids)
     # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
     # Nor into the token that completed a stop string: where it ends would not be known.
-    lone = isinstance(choice.stop_reason, str) or (
-        markers is not None and (choice.finish_reason is not None or not markers.isdisjoint(ids))
-    )
-    inbox.put(Event(raw, ids, choice.finish_reason, lone))
+    finish = choice.finish_reason
+    lone = isinstance(choice.stop_reason, str) or (markers is not None and finish is not None)
+    if markers is None or markers.isdisjoint(ids):
+        inbox.put(Event(raw, ids, finish, lone))
+        return
+    parts = [(raw, ids)] if len(ids) == 1 else apart(raw, ids, markers)
+    for number, (part, some) in enumerate(parts, 1):
+        last = number == len(parts)
+        inbox.put(Event(part, some, finish if last else None, not markers.isdisjoint(some) or (last and lone)))
 
 
 async def prefill_leg(run: RequestRun, leg: Leg) -> dict[str, Any]:

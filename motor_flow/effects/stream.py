@@ -204,7 +204,7 @@ async def _tried(stream: StreamRun, raw: SemanticJson, tokens: int, finish: str 
     if stops is None:
         return Tried(choice, state, finish, shown, found=False)
     reported = finish == "stop" and isinstance(choice.stop_reason, str)
-    since = await _searched_since(stream, raw, tokens, inner) if stream.searched else None
+    since = await _searched_since(stream, raw, tokens, inner) if stream.searched or reported else None
     held, finish = stops.apply(held, choice, finish, since=since)
     found = finish == "stop" and isinstance(choice.stop_reason, str) and not reported
     return Tried(choice, stops.closed(held, state), finish, shown, found)

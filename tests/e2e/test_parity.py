@@ -14,6 +14,7 @@ from motor_flow.views.parity.cases import matching, shipped
 from motor_flow.views.parity.run import parity
 from motor_flow.views.parity.telling import tell
 from tests.e2e import real
+from tests.e2e.recut import recut
 from tests.e2e.requests import REFUSED
 
 BY_RENDER = {
@@ -23,6 +24,8 @@ BY_RENDER = {
     "negative id",
 }
 FAST = ("stopping", "tools")
+WHOLE = ("any", False)
+PACES = [WHOLE, ("any", True), ("five", False), ("five", True), ("one", False)]  # tokens of an event, coalescing
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
@@ -37,30 +40,36 @@ def test_native_and_chain_agree(vllm, served, capsys):
 
 @pytest.fixture(scope="module")
 def paced(vllm, tmp_path_factory):
-    """An engine that sends several tokens at once, and Coordinators that merge what waits, and that do not."""
+    """Coordinators that merge what waits, and that do not, in front of engines whose events have other sizes."""
     where = tmp_path_factory.mktemp("paced")
     port = real.free_port()
     command = real.engine_command(vllm.venv, vllm.model, port, "--stream-interval", 5)
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(real.running(command, where / "engine.log"))
         real.wait_for(f"http://127.0.0.1:{port}/health", child, where / "engine.log")
+        mixed = stack.enter_context(recut(vllm.native, seed=1))
         served = {}
-        paces = (("merged", port, True), ("whole events", port, False), ("fine", vllm.engine, False))
-        for name, engine, coalesce in paces:
-            own = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        for number, (size, coalesce) in enumerate(PACES):
+            own = tmp_path_factory.mktemp(f"pace-{number}")
+            engine = {"one": vllm.engine, "five": port, "any": mixed}[size]
             changes = {"stream_config": {"coalesce": coalesce}}
             infer, *_ = stack.enter_context(real.coordinator(own, vllm.sidecar, [engine], **changes))
-            served[name] = infer
+            served[size, coalesce] = infer
         yield served
 
 
-@pytest.mark.parametrize("pace", ["merged", "whole events", "fine"])
+@pytest.mark.parametrize("pace", PACES, ids=lambda pace: f"{pace[0]}-{'merged' if pace[1] else 'as it is'}")
 def test_how_a_stream_is_cut_makes_no_difference(vllm, paced, pace):
-    """Five tokens at a time with and without coalescing, and one at a time without; both at once is the test above."""
-    cases = [case for kind in FAST for case in matching(shipped(), f"{kind}/*/stream")]
+    """Events of any size take the whole corpus; one token and merged is the test above."""
+    cases = matching(shipped(), "*/stream") if pace == WHOLE else [*fast_streams()]
     outcome = trio.run(parity, network(), [vllm.native, paced[pace]], None, cases)
-    assert len(outcome.results) == len(cases) > 40
+    assert len(outcome.results) == len(cases) > (300 if pace == WHOLE else 40)
     assert [(case.name, str(judged.difference)) for case, judged in outcome.judged if not judged.accepted] == []
+
+
+def fast_streams():
+    for kind in FAST:
+        yield from matching(shipped(), f"{kind}/*/stream")
 
 
 def test_a_refused_request_never_reaches_an_engine(vllm, served):

@@ -46,11 +46,14 @@ def pieces(text):
 
 
 @pytest.mark.parametrize("included", [False, True])
-@pytest.mark.parametrize("coalesce", [False, True])
+@pytest.mark.parametrize(("coalesce", "chunk_tokens"), [(False, 1), (True, 1), (True, 7)])
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clock, shape, coalesce, included):
+async def test_the_text_ends_where_the_engine_would_end_it(
+    nursery, autojump_clock, shape, coalesce, chunk_tokens, included
+):
     path, body = SHAPES[shape]
-    world = await make_world(nursery, engine={"pace_s": 0.001}, config={"stream_config": {"coalesce": coalesce}})
+    engine, config = {"pace_s": 0.001, "chunk_tokens": chunk_tokens}, {"stream_config": {"coalesce": coalesce}}
+    world = await make_world(nursery, engine=engine, config=config)
     said = await told(world, path, body)
     cut = 0
     for stop in pieces(said.content)[:: 1 if shape == "completion" else 4]:
@@ -64,8 +67,10 @@ async def test_the_text_ends_where_the_engine_would_end_it(nursery, autojump_clo
     await world.check()
 
 
-async def test_until_min_tokens_no_stop_string_counts(nursery, autojump_clock):
-    world = await make_world(nursery)
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 40])
+async def test_until_min_tokens_no_stop_string_counts(nursery, autojump_clock, chunk_tokens):
+    """Nor where the engine sends what comes before and behind them in one event."""
+    world = await make_world(nursery, engine={"chunk_tokens": chunk_tokens})
     said = await told(world, TEXT, PLAIN)
     asked = PLAIN | {"stop": [" "], "min_tokens": 25}
     want, got = await world.native(TEXT, asked, stream=True), await world.stream(TEXT, asked)

@@ -10,6 +10,7 @@ import json
 import pytest
 import trio
 
+from motor_flow.sim.tokenizer import tiny
 from tests.scripted import DONE, HANG, SSE_END, SSE_HEAD, Scripted, event, tokens
 from tests.world import CHAT, TEXT, Response, make_world
 
@@ -65,6 +66,30 @@ async def test_every_event_has_the_shape_clients_expect(nursery, autojump_clock,
         assert roles == list(range(choices))
     assert b"transfer" not in got.body
     assert b"generate-tokens" not in got.body
+    await world.check()
+
+
+@pytest.mark.parametrize("coalesce", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 60])
+async def test_a_marker_is_derendered_alone_however_the_engine_sends_it(
+    nursery, autojump_clock, chunk_tokens, coalesce
+):
+    """Parsers read the boundaries of their chunks; the tokens are the engine's, in its order."""
+    config = {"stream_config": {"coalesce": coalesce}}
+    world = await make_world(nursery, engine={"chunk_tokens": chunk_tokens}, config=config)
+    path, body, _ = REQUESTS["tools"]
+    got = await world.stream(path, body | {"return_token_ids": True, "logprobs": True})
+    markers = tiny().marker_ids
+    asked = [record.body["generate_chunk"]["choices"][0] for record in world.seen("derender")]
+    lone = [choice["token_ids"] for choice in asked if markers.intersection(choice["token_ids"])]
+    assert len(lone) == len([ids for ids in lone if len(ids) == 1]) >= 4
+    ids = [token for choice in asked for token in choice["token_ids"]]
+    assert ids == [
+        token for chunk in got.chunks for choice in chunk["choices"] for token in choice.get("token_ids") or ()
+    ]
+    assert [len(choice["logprobs"]["content"]) for choice in asked] == [len(choice["token_ids"]) for choice in asked]
+    assert [choice["finish_reason"] for choice in asked[:-1]] == [None] * (len(asked) - 1)
+    assert asked[-1]["finish_reason"] == "stop"
     await world.check()
 
 

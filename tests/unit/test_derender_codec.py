@@ -8,7 +8,7 @@ import pytest
 
 from machines.context import SemanticIds
 from motor_flow.derender.answer import client_answer, read_answer
-from motor_flow.derender.coalesce import merged, split
+from motor_flow.derender.coalesce import apart, merged, split
 from motor_flow.derender.codec import decode_chat, decode_text
 from motor_flow.derender.normalise import ChatNormaliser, Frame, TextNormaliser, role_choice
 from motor_flow.derender.session import ChunkDerenderer, slim_request
@@ -155,6 +155,27 @@ def test_merging_concatenates_ids_and_logprobs_and_keeps_the_rest_of_the_last():
     ]
     assert got["future"] == {"a": 1}
     assert json.loads(merged([engine_event([1]), engine_event([2])]))["choices"][0]["logprobs"] is None
+
+
+def test_a_marker_is_an_event_of_its_own_and_the_last_has_the_finish():
+    spoken = {"content": [{"token_id": token} for token in (1, 9, 9, 2, 3)]}
+    parts = apart(engine_event([1, 9, 9, 2, 3], "stop", spoken, stop_reason="x"), [1, 9, 9, 2, 3], frozenset({9}))
+    assert [ids for _, ids in parts] == [[1], [9], [9], [2, 3]]
+    events = [json.loads(part) for part, _ in parts]
+    choices = [event["choices"][0] for event in events]
+    assert [choice["token_ids"] for choice in choices] == [[1], [9], [9], [2, 3]]
+    assert [token for choice in choices for token in choice["logprobs"]["content"]] == spoken["content"]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
+    assert [choice["stop_reason"] for choice in choices] == [None, None, None, "x"]
+    assert all((event["future"], event["choices"][0]["index"]) == ({"a": 1}, 1) for event in events)
+
+
+@pytest.mark.parametrize("markers", [{1}, {3}, {1, 2, 3}, {2}])
+def test_taken_apart_and_merged_it_is_the_same_event(markers):
+    event = engine_event([1, 2, 3], "length")
+    parts = [part for part, _ in apart(event, [1, 2, 3], frozenset(markers))]
+    assert len(parts) > 1
+    assert json.loads(merged(parts)) == json.loads(event)
 
 
 def test_an_event_of_two_choices_is_split():

@@ -26,15 +26,14 @@ def shown(tokens, stops, *, included=False, least=0, by_engine=True, merged=1):
     last = len(tokens) if cut is None else cut[0]
     while count < last:
         take = min(merged, last - count)
-        if take > 1 and count + take == last and cut is not None:
-            take -= 1  # the last token comes alone
         text = "".join(tokens[count : count + take])
-        unseen = None if by_engine or count + take <= least else len("".join(tokens[count:least]))
+        counts = None if count + take <= least else len("".join(tokens[count:least]))
         count += take
         finish = None if count < last else "length" if cut is None else "stop"
+        reported = cut is not None and finish is not None
         choice = TextChoice(0, text, finish_reason=finish, stop_reason=cut[1] if finish == "stop" else None)
         held, inner = StopStrings.opened(state)
-        held, finish = finder.apply(held, choice, finish, since=unseen)
+        held, finish = finder.apply(held, choice, finish, since=counts if reported or not by_engine else None)
         state = StopStrings.closed(held, inner or b"{}")
         said += choice.text
         if finish:
