@@ -26,7 +26,7 @@ class Fault(Enum):
     ABORTED = "aborted"  # finish reason abort or error: what SIGTERM of an engine looks like
     RECOMPUTED = "recomputed"  # the engine gave the request's KV up; it is well
     GARBAGE = "garbage"  # nothing that could be read
-    UNSUPPORTED = "unsupported"  # it has no token-only route
+    UNSUPPORTED = "unsupported"  # it does not offer the route
     PROTOCOL = "protocol"  # it answered well, but not what two legs need: no KV to hand over
     EXPIRED = "expired"  # the KV was not fetched in time
     NO_PARTNER = "no_partner"  # no instance for the second leg

@@ -34,7 +34,7 @@ from motor_flow.effects.sidecar import SidecarRun, sidecar_effects
 from motor_flow.effects.stream import stream_effects
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
-from motor_flow.engine.probe import offers_token_only
+from motor_flow.engine.probe import lacks_tokenizer, offers_token_only
 from motor_flow.errors import MotorFlowError
 from motor_flow.flow import Effects, Flow
 from motor_flow.net.asking import ask_models, ask_version
@@ -68,7 +68,7 @@ START_PROBE_S = 15.0
 REAP_INTERVAL_S = 1.0
 RESTART_S = 1.0
 BREAKER_STATES = {"available": 0, "opened": 1, "probing": 2}
-TOKEN_ONLY_RECHECK_S = 30.0
+ROUTES_RECHECK_S = 30.0
 PASS_THROUGH_PATHS = (
     "/v1/responses",
     "/v1/messages",
@@ -208,7 +208,7 @@ class App:
                 await self._probe_all()
                 self._started = True
                 task_status.started()
-                nursery.start_soon(self._recheck_token_only)
+                nursery.start_soon(self._recheck_routes)
                 if self.config.conductor.conductor_service:
                     nursery.start_soon(self._keep_registered)
                 while True:
@@ -254,14 +254,17 @@ class App:
                 for instance in self.registry:
                     nursery.start_soon(self._probe_engine, instance)
 
-    async def _recheck_token_only(self) -> None:
-        """An engine that lacked the token-only route may have been started anew with it."""
+    async def _recheck_routes(self) -> None:
+        """An engine that lacked a route may have been started anew with it."""
         while True:
-            await trio.sleep(TOKEN_ONLY_RECHECK_S)
+            await trio.sleep(ROUTES_RECHECK_S)
             for instance in self.registry:
                 if not instance.token_only and await offers_token_only(self._http, instance.url):
                     instance.token_only = True
                     _log.info("engine.token_only", instance=instance.name)
+                if not instance.tokenizer and not await lacks_tokenizer(self._http, instance.url):
+                    instance.tokenizer = True
+                    _log.info("engine.tokenizer", instance=instance.name)
 
     def _judge(self) -> None:
         """What the sidecars can do has changed."""
@@ -322,6 +325,7 @@ class App:
             _log.warning("engine.unreachable", instance=instance.name, url=instance.url, detail=str(fault))
             return
         self.models.learn(await ask_models(self._http, instance.url))
+        instance.tokenizer = not await lacks_tokenizer(self._http, instance.url)
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
 
 

@@ -129,6 +129,19 @@ class RenderError(UpstreamError):
 class RenderDown(RenderError):
     """Render could not be used, whatever the request."""
 
+    @classmethod
+    def and_needed(cls, whose: str, fault: Fault, detail: str = "") -> RenderDown:
+        """The request cannot be answered without it.
+
+        Args:
+            whose: who allows no other way, with its verb.
+            fault: of Render.
+            detail: for the log.
+
+        """
+        message = f"the Render sidecar cannot be used, and {whose} no other way"
+        return cls(message, fault=fault, status=503, retry_after_s=1, detail=detail)
+
 
 class AdmissionError(MotorFlowError):
     """The request may not run, or not now."""
@@ -151,7 +164,13 @@ class EngineError(UpstreamError):
 
 
 class Unsupported(EngineError):
-    """The engine has no token-only route."""
+    """The engine does not offer the route: token-only generate, or OpenAI's API."""
+
+
+class NoNativeEngine(ScheduleError):
+    """Every instance that could serve the request is known to answer in token ids only."""
+
+    default_status = 501
 
 
 class NoTokenEngine(ScheduleError):

@@ -1,10 +1,10 @@
 """How are engine chunks that wait behind a derender call merged into one, and which are taken apart?
 
 Concatenate token ids and logprobs; everything else is the last chunk's. Only chunks of one choice are merged. The first
-chunk of a choice goes alone, and so does every marker token (`</think>`, `<tool_call>` ...), also where the engine sent
-it in one chunk with others: parsers read their boundaries. A merge holds at most `TOKENS_MAX` ids, because a saturated
-sidecar would otherwise make the output arrive in bursts. The sidecar's parsers replay every earlier chunk on each call,
-so fewer and larger chunks are also what keeps the time per token flat.
+chunk of a choice goes alone, and so do every marker token (`</think>`, `<tool_call>` ...) and the token of the finish,
+also where the engine sent them in one chunk with others: parsers read the boundaries of their chunks. A merge holds at
+most `TOKENS_MAX` ids, because a saturated sidecar would otherwise make the output arrive in bursts. The sidecar's
+parsers replay every earlier chunk on each call, so fewer and larger chunks are also what keeps the time per token flat.
 
 Source: measured with qwen3 + hermes and deepseek_r1: equal to one token per chunk, whatever the engine's chunks and the
 merging, under these rules.
@@ -12,7 +12,7 @@ merging, under these rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -21,6 +21,7 @@ from msgspec import Raw
 from machines.tokens import SemanticIds, SemanticJson
 
 TOKENS_MAX = 64
+_GOES_ON: Mapping[str, object] = {"finish_reason": None, "stop_reason": None}
 
 _encode = msgspec.json.encode
 
@@ -55,32 +56,60 @@ def split(event: SemanticJson) -> list[SemanticJson]:
 
 def beginning(event: SemanticJson, tokens: int) -> SemanticJson:
     """An event of one choice without its later tokens, and without its finish."""
-    return _portion(event, 0, tokens)
+    return _Tokens(event).portion(0, tokens, _fields(event), _GOES_ON)
 
 
-def apart(event: SemanticJson, ids: SemanticIds, markers: frozenset[int]) -> list[tuple[SemanticJson, SemanticIds]]:
-    """An event of one choice as several, with their ids: each marker token is alone, the finish is the last one's.
+def apart(
+    event: SemanticJson, ids: SemanticIds, markers: frozenset[int], *, ended: bool
+) -> list[tuple[SemanticJson, SemanticIds]]:
+    """An event of one choice as several, with their ids: each marker token is alone, and so is the token of the finish.
+
+    What the event says once, its first part says; what its choice says besides tokens, the last part does.
 
     Args:
         event: with one choice.
         ids: its token ids.
         markers: the ids that a parser looks for.
+        ended: it has the finish reason.
 
     """
-    ends = [end for end in range(1, len(ids)) if ids[end - 1] in markers or ids[end] in markers] + [len(ids)]
-    return [(_portion(event, start, end), SemanticIds(ids[start:end])) for start, end in pairwise([0, *ends])]
+    if len(ids) < 2 or (not ended and markers.isdisjoint(ids)):
+        return [(event, ids)]
+    last = len(ids) - ended  # where the finish's token begins
+    cuts = [at for at in range(1, len(ids)) if at == last or ids[at - 1] in markers or ids[at] in markers]
+    tokens, top = _Tokens(event), _fields(event)
+    parts = []
+    for start, end in pairwise([0, *cuts, len(ids)]):
+        part = tokens.portion(start, end, top, None if end == len(ids) else _GOES_ON)
+        parts.append((part, SemanticIds(ids[start:end])))
+        top = {"request_id": top["request_id"]} if "request_id" in top else {}
+    return parts
 
 
-def _portion(event: SemanticJson, start: int, end: int) -> SemanticJson:
-    peeked = _peek(event).choices[0]
-    ids = peeked.token_ids or []
-    choice: dict[str, object] = dict(_choices(event).choices[0])
-    choice["token_ids"] = ids[start:end]
-    if peeked.logprobs is not None:
-        choice["logprobs"] = {"content": (peeked.logprobs.content or [])[start:end]}
-    if end < len(ids):
-        choice |= {"finish_reason": None, "stop_reason": None}
-    return SemanticJson(_encode({**_fields(event), "choices": [choice]}))
+class _Tokens:
+    """An event of one choice, read once to be written in portions."""
+
+    def __init__(self, event: SemanticJson) -> None:
+        peeked = _peek(event).choices[0]
+        self._choice = _choices(event).choices[0]
+        self._ids = peeked.token_ids or []
+        self._content = None if peeked.logprobs is None else peeked.logprobs.content or []
+
+    def portion(self, start: int, end: int, top: Mapping[str, Raw], more: Mapping[str, object] | None) -> SemanticJson:
+        """Some of its tokens.
+
+        Args:
+            start: the first one.
+            end: behind the last one.
+            top: the event's own fields.
+            more: of the choice, besides index and tokens; None: what the event said.
+
+        """
+        choice: dict[str, object]
+        choice = dict(self._choice) if more is None else {"index": self._choice["index"], **more}
+        choice["token_ids"] = self._ids[start:end]
+        choice["logprobs"] = None if self._content is None else {"content": self._content[start:end]}
+        return SemanticJson(_encode({**top, "choices": [choice]}))
 
 
 def merged(events: Sequence[SemanticJson]) -> SemanticJson:

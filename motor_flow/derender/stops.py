@@ -55,6 +55,21 @@ class Held(msgspec.Struct, array_like=True):
     begun: bool = False
 
 
+class Applied(NamedTuple):
+    """What a chunk has become.
+
+    Attributes:
+        held: back, now.
+        finish: the finish reason.
+        found: a stop string was found here.
+
+    """
+
+    held: Held
+    finish: str | None
+    found: bool
+
+
 _held = msgspec.json.Decoder(Held).decode
 NOTHING = Held()
 
@@ -98,40 +113,41 @@ class StopStrings:
         return b"%b\n%b" % (_encode(held), inner)
 
     def apply(
-        self, held: Held, choice: ChatChoice | TextChoice, finish: str | None, *, since: int | None
-    ) -> tuple[Held, str | None]:
-        """Hold back or cut the text of a derendered choice, in place; returns what is held now, and the finish reason.
+        self, held: Held, choice: ChatChoice | TextChoice, finish: str | None, *, since: int | None, search: bool
+    ) -> Applied:
+        """Hold back or cut the text of a derendered choice, in place.
 
         Args:
             held: before it.
             choice: as derendered.
             finish: the engine's finish reason, on the last chunk.
-            since: stop strings count from this character of the chunk on: the engine's, or what is found here where the
-                engine has not seen all of the answer. None: it is not searched.
+            since: stop strings count from this character of the chunk on; None: not yet.
+            search: the engine has not seen all of the answer, so they are looked for here, and what is found first
+                counts, whatever the engine says.
 
         """
         new = [Piece(TEXT, choice.text)] if isinstance(choice, TextChoice) else _pieces(choice.delta)
         stop = choice.stop_reason if finish == "stop" and isinstance(choice.stop_reason, str) else None
-        shown, held, found = self._advance(held, new, stop, ended=finish is not None, since=since)
+        shown, held, found = self._advance(held, new, stop, since, search=search, ended=finish is not None)
         if isinstance(choice, TextChoice):
             choice.text = "".join(piece.text for piece in shown)
         else:
             _show(choice.delta, shown)
         if found is None:
-            return held, finish
+            return Applied(held, finish, found=False)
         choice.finish_reason, choice.stop_reason = "stop", found
-        return held, "stop"
+        return Applied(held, "stop", found=True)
 
     def _advance(
-        self, held: Held, new: list[Piece], stop: str | None, *, ended: bool, since: int | None
+        self, held: Held, new: list[Piece], stop: str | None, since: int | None, *, search: bool, ended: bool
     ) -> tuple[list[Piece], Held, str | None]:
         pieces = _joined([Piece(held.slot, held.text), *new])
         if not pieces:
             return [], held, None
-        found = self._found(pieces, held, since) if stop is None and since is not None else None
+        found = self._found(pieces, held, since) if search and since is not None else None
         slot, text = pieces.pop()
         begun = held.begun and slot == held.slot
-        if stop is not None:
+        if stop is not None and found is None:
             old = len(held.text) + (since or 0) - sum(len(piece.text) for piece in pieces)
             text = self._cut_at(text, stop, max(0, old), begun=begun)
         seam = max(0, len(text) - self._keep)

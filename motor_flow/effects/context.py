@@ -21,6 +21,7 @@ from typing import Any
 import trio
 
 from machines.context import PromptFacts, RequestFacts, StreamFacts
+from machines.faults import Fault
 from machines.replay import RetryRequestPlan
 from machines.tokens import SemanticIds, SemanticJson, Thought
 from machines.topology import UNION, Topology
@@ -273,6 +274,8 @@ class RequestRun(RequestFacts):
         capability: of the sidecars, as it was when the request came; later findings are for later requests.
         budget: of the output, when the context limits it.
         grant: the tokens of flow control, as long as engines may work for the request.
+        native_reason: why the chain cannot answer the request.
+        render_fault: why Render could not be used, which may be over for the next request.
         explain: the client wants to know why its instances were chosen.
         reports: rung when an attempt has ended.
         whole_reasoning: reasoning tokens of an answer that is not streamed, once they are counted.
@@ -293,6 +296,7 @@ class RequestRun(RequestFacts):
     prompts: list[PromptRun] = field(default_factory=list)
     tokens: TokenizedRequest | None = None
     native_reason: str = ""
+    render_fault: Fault | None = None
     explain: bool = False
     budget: OutputBudget | None = None
     grant: Grant | None = None

@@ -27,7 +27,7 @@ class Event(NamedTuple):
         raw: its JSON, in semantic ids.
         ids: its token ids; may be empty.
         finish: the engine's finish reason, on the last one.
-        lone: holds a marker token or ends a parsed answer, so that it is not merged with others.
+        lone: a marker token, or the end of a parsed answer: it is not merged with others.
 
     """
 

@@ -95,7 +95,7 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
     headers = leg_headers(run, leg)
 
     async def asked(stack: AsyncExitStack) -> Exchange:
-        leg.blind = not instance.finds_stops
+        leg.blind = not instance.tokenizer
         for inbox in leg.inboxes:
             inbox.blind = leg.blind
         answer = engines.open(
@@ -109,7 +109,7 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
         except EngineError as refusal:
             if leg.blind or not refuses_stops(refusal):
                 raise
-            instance.finds_stops = False
+            instance.tokenizer = False
             exchange = await asked(stack)
         yield exchange
 
@@ -179,17 +179,17 @@ def _deliver(leg: Leg, choice: ChunkChoice, raw: SemanticJson, markers: frozense
         raw = unnamed(raw, leg.ends)
     ids = SemanticIds(choice.token_ids or [])
     leg.completion_tokens += len(ids)
-    # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into that.
-    # Nor into the token that completed a stop string: where it ends would not be known.
     finish = choice.finish_reason
-    lone = isinstance(choice.stop_reason, str) or (markers is not None and finish is not None)
-    if markers is None or markers.isdisjoint(ids):
-        inbox.put(Event(raw, ids, finish, lone))
-        return
-    parts = [(raw, ids)] if len(ids) == 1 else apart(raw, ids, markers)
+    parts = [(raw, ids)] if markers is None else apart(raw, ids, markers, ended=finish is not None)
     for number, (part, some) in enumerate(parts, 1):
-        last = number == len(parts)
-        inbox.put(Event(part, some, finish if last else None, not markers.isdisjoint(some) or (last and lone)))
+        end = finish if number == len(parts) else None
+        if end is None:
+            lone = markers is not None and not markers.isdisjoint(some)
+        else:
+            # vLLM's parsers complete a call that came in the last delta: what came before it must not be merged into
+            # that. Nor into the token that completed a stop string: where it ends would not be known.
+            lone = markers is not None or isinstance(choice.stop_reason, str)
+        inbox.put(Event(part, some, end, lone))
 
 
 async def prefill_leg(run: RequestRun, leg: Leg) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.matching import survey
 from motor_flow.effects.registered import request_effects
 from motor_flow.engine.token_only import leg_id
-from motor_flow.errors import NoTokenEngine
+from motor_flow.errors import NoNativeEngine, NoTokenEngine, RenderDown
 from motor_flow.scheduling.scheduler import Experience
 from motor_flow.telemetry.log import get_logger
 
@@ -47,9 +47,14 @@ async def admit(run: RequestRun) -> Literal["granted"]:
 async def schedule(run: RequestRun) -> Literal["placed"]:
     """Reserve an instance for every prompt that waits, and make everything that belongs to its attempt."""
     await survey(run)
-    for prompt in run.prompts:
-        if prompt.progress == "waiting":
-            _place(run, prompt)
+    try:
+        for prompt in run.prompts:
+            if prompt.progress == "waiting":
+                _place(run, prompt)
+    except NoNativeEngine as error:
+        if run.render_fault is not None:
+            raise RenderDown.and_needed("engines without a tokenizer allow", run.render_fault) from error
+        raise NoNativeEngine(f"{error.message}: {run.native_reason or 'the token-only route failed'}") from error
     explain(run)
     if run.stream and run.envelope.api != "other" and not run.responder.sealed:
         run.barrier = Barrier(len(run.prompts))
@@ -74,7 +79,7 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
     )
     if choice.topology is TRIGGER and run.stream and len(run.prompts) > 1 and not run.obfuscated:
         # The RFC's rule: one decode engine would have to call back for every prompt of one stream.
-        if not run.visible:
+        if not run.visible and run.services.scheduler.offered("native"):
             raise NoTokenEngine("a streamed list of prompts takes the native route in Trigger")
         choice = run.services.scheduler.choose(run.route, Experience(prompt.tried, prompt.avoid), pairs=False)
     prompt.attempt.topology = choice.topology

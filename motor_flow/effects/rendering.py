@@ -45,14 +45,9 @@ async def render(run: RequestRun) -> Literal["rendered", "bypassed"]:
             )
         except RenderDown as down:
             run.native_reason = f"render is {services.metrics.fallback(down.fault)}"
+            run.render_fault = down.fault
             if run.obfuscated:  # nobody else may read it
-                raise RenderDown(
-                    "the Render sidecar cannot be used, and token obfuscation allows no other way",
-                    fault=down.fault,
-                    status=503,
-                    retry_after_s=1,
-                    detail=down.detail,
-                ) from down
+                raise RenderDown.and_needed("token obfuscation allows", down.fault, down.detail) from down
             raise
         # Render read the request as an engine would: its view of these is the right one.
         run.stream = run.tokens.stream

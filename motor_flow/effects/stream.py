@@ -204,13 +204,12 @@ async def _tried(stream: StreamRun, raw: SemanticJson, tokens: int, finish: str 
     if stops is None:
         return Tried(choice, state, finish, shown, found=False)
     reported = finish == "stop" and isinstance(choice.stop_reason, str)
-    since = await _searched_since(stream, raw, tokens, inner) if stream.searched or reported else None
-    held, finish = stops.apply(held, choice, finish, since=since)
-    found = finish == "stop" and isinstance(choice.stop_reason, str) and not reported
-    return Tried(choice, stops.closed(held, state), finish, shown, found)
+    since = await _counts_since(stream, raw, tokens, inner) if stream.searched or reported else None
+    applied = stops.apply(held, choice, finish, since=since, search=stream.searched)
+    return Tried(choice, stops.closed(applied.held, state), applied.finish, shown, applied.found)
 
 
-async def _searched_since(stream: StreamRun, raw: SemanticJson, tokens: int, inner: bytes | None) -> int | None:
+async def _counts_since(stream: StreamRun, raw: SemanticJson, tokens: int, inner: bytes | None) -> int | None:
     """From which character of a batch on stop strings count; None: they do not yet."""
     derenderer, stops = stream.derenderer, stream.stops
     assert derenderer is not None

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from machines.faults import Fault
-from motor_flow.engine.probe import ask_health
+from motor_flow.engine.probe import ask_health, lacks_tokenizer
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Exchange, Reply, TransportFault
@@ -64,6 +64,10 @@ class EngineClient:
     async def complaint(self, url: str) -> str | None:
         """Why the instance at this base URL does not seem to live; None when it does."""
         return await ask_health(self._http, url)
+
+    async def lacks_tokenizer(self, url: str) -> bool:
+        """The instance at this base URL was started with `--tokens-only`. Never raises for a failure."""
+        return await lacks_tokenizer(self._http, url)
 
     @asynccontextmanager
     async def open(

@@ -1,8 +1,12 @@
-"""Does an engine live, and does it offer the token-only route?
+"""Does an engine live, does it offer the token-only route, and does it offer anything else?
 
 For the route an empty request is enough: who has it refuses the body, who has not refuses the route.
 
-Source: contract section 6; vLLM 0.33 scale_out/token_in_token_out (403 without --enable-scale-out since 0.32).
+An engine that was started with `--tokens-only` has no tokenizer, and nothing says so. But it alone has the old abort
+route, which without its method is refused with 405; the only other server with that route has /is_paused as well.
+
+Source: contract section 6; vLLM 0.28, 0.32 and 0.33: scale_out/token_in_token_out/api_router.py (403 without
+--enable-scale-out since 0.32; attach_router), rl/online/api_router.py.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from motor_flow.net.http1 import Reply, TransportFault
 from motor_flow.net.verdict import judge
 
 HEALTH_PATH = "/health"
+OLD_ABORT_PATH = "/abort_requests"
+PAUSED_PATH = "/is_paused"  # of vLLM's development routes
 PROBE_TIMEOUT_S = 5.0
 
 
@@ -43,3 +49,15 @@ async def offers_token_only(http: HttpClient, url: str) -> bool:
     except TransportFault:
         return False
     return judge(reply.status, reply.body) is Fault.REQUEST
+
+
+async def lacks_tokenizer(http: HttpClient, url: str) -> bool:
+    """It was started with `--tokens-only`; false as well when it cannot be asked."""
+    try:
+        old_abort = await http.call("GET", url + OLD_ABORT_PATH, timeout_s=PROBE_TIMEOUT_S)
+        if old_abort.status != 405:
+            return False
+        paused = await http.call("GET", url + PAUSED_PATH, timeout_s=PROBE_TIMEOUT_S)
+    except TransportFault:
+        return False
+    return paused.status == 404

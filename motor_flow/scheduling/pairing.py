@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 from machines.context import Route
 from machines.topology import Alive, Choice, Profile, Role, choices
-from motor_flow.errors import NoTokenEngine, ScheduleError
+from motor_flow.errors import NoNativeEngine, NoTokenEngine, ScheduleError
 from motor_flow.scheduling.registry import Instance, mixed
 
 
@@ -38,13 +38,13 @@ def pick(
 
     Raises:
         ScheduleError: nothing can serve it, with the reason.
-        NoTokenEngine: nothing that is there has the token-only route.
+        NoTokenEngine, NoNativeEngine: nothing that is there has the route.
 
     """
     there = list(instances)
-    able = [each for each in there if route == "native" or each.token_only]
+    able = [each for each in there if each.offers(route)]
     if there and not able:
-        raise NoTokenEngine("no engine instance offers the token-only route that this request needs")
+        raise lacking(route)
     fit = [each for each in able if each.breaker.closed and each.id not in avoid]
     profile = _profile(able, callbacks=callbacks)
     alive = Alive(
@@ -63,6 +63,15 @@ def pick(
             detail=f"available instances: {names}",
         )
     return best
+
+
+def lacking(route: Route) -> ScheduleError:
+    """Nothing that is there has the route."""
+    if route == "native":
+        return NoNativeEngine(
+            "all engine instances were started with --tokens-only, and this request needs an engine's own OpenAI API"
+        )
+    return NoTokenEngine("no engine instance offers the token-only route that this request needs")
 
 
 def _why_none(there: list[Instance], *, pairs: bool, hybrids: bool) -> str:

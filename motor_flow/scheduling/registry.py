@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from machines.context import Route
 from machines.faults import Fault
 from motor_flow.config import InstanceSection
 from motor_flow.config.sections import INSTANCE_ID_MAX, BreakerSection, Profile, Role
@@ -57,7 +58,7 @@ class Instance:
         requests: engine requests of ours that are in flight there.
         load_tokens: work of ours that is not done there; moved by `load.Charge` alone.
         token_only: it has the token-only route, or has not been found to lack it.
-        finds_stops: it looks for stop strings, or has not been found to refuse them.
+        tokenizer: it has one: it looks for stop strings and answers in OpenAI form; or has not been found without.
         left: announced when it will get no new work any more.
         removed: announced when whatever runs there must end.
 
@@ -70,7 +71,7 @@ class Instance:
     requests: int = 0
     load_tokens: int = 0
     token_only: bool = True
-    finds_stops: bool = True
+    tokenizer: bool = True
     breaker: Breaker = field(default_factory=Breaker)
     profile: Profile | None = None
     kv_connector: str = ""
@@ -96,6 +97,10 @@ class Instance:
     def alone(self) -> bool:
         """It can serve without a partner; a decode engine, if its connector leaves plain requests alone."""
         return self.role != "decode" or profile_of(None, self.kv_connector) is not None
+
+    def offers(self, route: Route) -> bool:
+        """It can serve an attempt on this route."""
+        return self.tokenizer if route == "native" else self.token_only
 
     def fits(self, other: Instance) -> bool:
         """They can be the two legs of one attempt."""

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from machines.context import Route
 from machines.topology import Choice, Profile
 from motor_flow.config.sections import Role
-from motor_flow.errors import NoTokenEngine, ScheduleError
+from motor_flow.errors import ScheduleError
 from motor_flow.scheduling.callbacks import Callbacks
 from motor_flow.scheduling.load import Charge
-from motor_flow.scheduling.pairing import paired, pick
+from motor_flow.scheduling.pairing import lacking, paired, pick
 from motor_flow.scheduling.policy import Chain, Demand
 from motor_flow.scheduling.registry import Instance, Registry
 
@@ -105,7 +105,7 @@ class Scheduler:
 
         Raises:
             ScheduleError: there is none of this role.
-            NoTokenEngine: those that are there are known to have no token-only route.
+            NoTokenEngine, NoNativeEngine: those that are there are known not to offer the route.
 
         """
         tiers = self._tiers(self._candidates(role, route, pair, partner), experience)
@@ -124,7 +124,7 @@ class Scheduler:
 
         Raises:
             ScheduleError: nothing can serve it.
-            NoTokenEngine: nothing that is there has the token-only route.
+            NoTokenEngine, NoNativeEngine: those that are there are known not to offer the route.
 
         """
         return pick(
@@ -135,6 +135,10 @@ class Scheduler:
             hybrids=self._hybrids,
             callbacks=bool(self._callbacks.url),
         )
+
+    def offered(self, route: Route) -> bool:
+        """An instance that is there may serve attempts on this route."""
+        return any(each.offers(route) for each in self._registry if each.standing == "available")
 
     def has_fresh(self, route: Route, experience: Experience, *, pairs: bool) -> bool:
         """For each leg of the next attempt, a healthy instance is left that has not failed this prompt.
@@ -182,9 +186,7 @@ class Scheduler:
             raise ScheduleError(
                 "no engine instance can serve this request", retry_after_s=1, detail=f"registered instances: {names}"
             )
-        if route == "native":
-            return there
-        able = [instance for instance in there if instance.token_only]
+        able = [instance for instance in there if instance.offers(route)]
         if not able:
-            raise NoTokenEngine("no engine instance offers the token-only route that this request needs")
+            raise lacking(route)
         return able

@@ -118,9 +118,14 @@ class Engine(App):
         self.route("GET", "/metrics", self.metrics)
         self.route("POST", "/inference/v1/generate", self.generate if scale_out else _disabled)
         self.route("POST", "/inference/v1/abort_requests", self.abort if scale_out else _disabled)
-        self.route("POST", "/v1/chat/completions", self.chat)
-        self.route("POST", "/v1/completions", self.completion)
-        self.route("POST", "/v1/responses", self.responses)
+        if tokens_only:
+            self.route("POST", "/abort_requests", self.abort)
+        for path, answer in (
+            ("/v1/chat/completions", self.chat),
+            ("/v1/completions", self.completion),
+            ("/v1/responses", self.responses),
+        ):
+            self.route("POST", path, self.speechless if tokens_only else answer)
 
     @property
     def running(self) -> int:
@@ -225,6 +230,12 @@ class Engine(App):
         record = Seen(call.path, body, call.headers, "native")
         with self._work(call, record):
             await call.reply_json(await response(self, body, record))
+
+    async def speechless(self, call: Exchange) -> None:
+        """With `--tokens-only`, what would need the tokenizer fails like any mistake in the server."""
+        record = Seen(call.path, await call.json(), call.headers, "native")
+        with self._work(call, record):
+            raise Refusal("", status=500)
 
     def start(self, prompt: Sequence[int], sampling: Sampling, *, with_text: bool) -> Live:
         """Begin to answer a prompt, by this engine's clock."""

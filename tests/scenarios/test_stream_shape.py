@@ -12,7 +12,7 @@ import trio
 
 from motor_flow.sim.tokenizer import tiny
 from tests.scripted import DONE, HANG, SSE_END, SSE_HEAD, Scripted, event, tokens
-from tests.world import CHAT, TEXT, Response, make_world
+from tests.world import CHAT, TEXT, Response, make_world, unexplained
 
 CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 20}
 TEXT_BODY = {"model": "tiny", "prompt": "Once upon", "max_tokens": 20}
@@ -83,6 +83,7 @@ async def test_a_marker_is_derendered_alone_however_the_engine_sends_it(
     asked = [record.body["generate_chunk"]["choices"][0] for record in world.seen("derender")]
     lone = [choice["token_ids"] for choice in asked if markers.intersection(choice["token_ids"])]
     assert len(lone) == len([ids for ids in lone if len(ids) == 1]) >= 4
+    assert len(asked[-1]["token_ids"]) == 1, "nor does the end come with what was before it"
     ids = [token for choice in asked for token in choice["token_ids"]]
     assert ids == [
         token for chunk in got.chunks for choice in chunk["choices"] for token in choice.get("token_ids") or ()
@@ -91,6 +92,25 @@ async def test_a_marker_is_derendered_alone_however_the_engine_sends_it(
     assert [choice["finish_reason"] for choice in asked[:-1]] == [None] * (len(asked) - 1)
     assert asked[-1]["finish_reason"] == "stop"
     await world.check()
+
+
+@pytest.mark.parametrize("chunk_tokens", [2, 7, 60])
+async def test_wherever_an_answer_ends_the_engines_events_make_no_difference(nursery, autojump_clock, chunk_tokens):
+    """In the middle of a call, before and behind every marker."""
+    uncoalesced = {"stream_config": {"coalesce": False}}
+    fine = await make_world(nursery, config=uncoalesced)
+    coarse = await make_world(nursery, engine={"chunk_tokens": chunk_tokens}, config=uncoalesced)
+    path, body, _ = REQUESTS["tools"]
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    finishes = set()
+    for limit in range(2, 40):
+        want, got = [
+            await world.stream(path, body | {"tools": [tool], "max_tokens": limit}) for world in (fine, coarse)
+        ]
+        assert unexplained(want.answer, got.answer) == [], limit
+        finishes.add(got.answer.choices[0].finish_reason)
+    assert finishes == {"length", "tool_calls"}
+    await coarse.check()
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -157,25 +157,38 @@ def test_merging_concatenates_ids_and_logprobs_and_keeps_the_rest_of_the_last():
     assert json.loads(merged([engine_event([1]), engine_event([2])]))["choices"][0]["logprobs"] is None
 
 
-def test_a_marker_is_an_event_of_its_own_and_the_last_has_the_finish():
+def test_a_marker_is_an_event_of_its_own_and_so_is_the_end():
     spoken = {"content": [{"token_id": token} for token in (1, 9, 9, 2, 3)]}
-    parts = apart(engine_event([1, 9, 9, 2, 3], "stop", spoken, stop_reason="x"), [1, 9, 9, 2, 3], frozenset({9}))
-    assert [ids for _, ids in parts] == [[1], [9], [9], [2, 3]]
+    event = engine_event([1, 9, 9, 2, 3], "stop", spoken, stop_reason="x", weight_versions=["v"])
+    parts = apart(event, [1, 9, 9, 2, 3], frozenset({9}), ended=True)
+    assert [ids for _, ids in parts] == [[1], [9], [9], [2], [3]]
     events = [json.loads(part) for part, _ in parts]
     choices = [event["choices"][0] for event in events]
-    assert [choice["token_ids"] for choice in choices] == [[1], [9], [9], [2, 3]]
+    assert [choice["token_ids"] for choice in choices] == [[1], [9], [9], [2], [3]]
     assert [token for choice in choices for token in choice["logprobs"]["content"]] == spoken["content"]
-    assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
-    assert [choice["stop_reason"] for choice in choices] == [None, None, None, "x"]
-    assert all((event["future"], event["choices"][0]["index"]) == ({"a": 1}, 1) for event in events)
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "stop"]
+    assert [choice["stop_reason"] for choice in choices] == [None, None, None, None, "x"]
+    assert all((event["request_id"], event["choices"][0]["index"]) == ("r", 1) for event in events)
+    assert [event for event in events if "future" in event] == events[:1], "what an event says once is said once"
+    assert [choice for choice in choices if "weight_versions" in choice] == choices[-1:]
 
 
+NOTHING_TO_TAKE_APART = [([1], True, {1}), ([1, 2], False, {9}), ([], True, {9}), ([9], False, {9})]
+
+
+@pytest.mark.parametrize(("ids", "ended", "markers"), NOTHING_TO_TAKE_APART)
+def test_most_events_stay_as_they_are(ids, ended, markers):
+    event = engine_event(ids, "stop" if ended else None)
+    assert apart(event, ids, frozenset(markers), ended=ended) == [(event, ids)]
+
+
+@pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("markers", [{1}, {3}, {1, 2, 3}, {2}])
-def test_taken_apart_and_merged_it_is_the_same_event(markers):
-    event = engine_event([1, 2, 3], "length")
-    parts = [part for part, _ in apart(event, [1, 2, 3], frozenset(markers))]
+def test_taken_apart_and_merged_it_is_the_same_choice(markers, ended):
+    event = engine_event([1, 2, 3], "length" if ended else None)
+    parts = [part for part, _ in apart(event, [1, 2, 3], frozenset(markers), ended=ended)]
     assert len(parts) > 1
-    assert json.loads(merged(parts)) == json.loads(event)
+    assert json.loads(merged(parts))["choices"] == json.loads(event)["choices"]
 
 
 def test_an_event_of_two_choices_is_split():

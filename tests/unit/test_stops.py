@@ -33,7 +33,8 @@ def shown(tokens, stops, *, included=False, least=0, by_engine=True, merged=1):
         reported = cut is not None and finish is not None
         choice = TextChoice(0, text, finish_reason=finish, stop_reason=cut[1] if finish == "stop" else None)
         held, inner = StopStrings.opened(state)
-        held, finish = finder.apply(held, choice, finish, since=counts if reported or not by_engine else None)
+        since = counts if reported or not by_engine else None
+        held, finish, _ = finder.apply(held, choice, finish, since=since, search=not by_engine)
         state = StopStrings.closed(held, inner or b"{}")
         said += choice.text
         if finish:
@@ -85,8 +86,17 @@ def test_the_text_is_that_of_the_whole_answer(by_engine, included):
 def test_nothing_is_shown_that_would_have_to_be_taken_back():
     finder = StopStrings.of({"stop": ["END"]})
     choice = TextChoice(0, "some text E")
-    held, finish = finder.apply(StopStrings.opened(None)[0], choice, None, since=None)
+    held, finish, _ = finder.apply(StopStrings.opened(None)[0], choice, None, since=None, search=False)
     assert (choice.text, held.text, finish) == ("some text", " E", None)
+
+
+def test_what_is_found_here_first_counts_whatever_the_engine_says():
+    """It has taken the answer over behind the X."""
+    finder = StopStrings.of({"stop": ["XY", "ZZ"]})
+    held = finder.apply(StopStrings.opened(None)[0], TextChoice(0, "a X"), None, since=0, search=False).held
+    choice = TextChoice(0, "Y more ZZ", finish_reason="stop", stop_reason="ZZ")
+    applied = finder.apply(held, choice, "stop", since=0, search=True)
+    assert (choice.text, choice.stop_reason, applied.finish, applied.found) == ("", "XY", "stop", True)
 
 
 def test_no_stop_strings_no_work():
@@ -103,7 +113,7 @@ def talk(deltas, stops, **more):
         finish = None if number < len(deltas) else "stop"
         choice = ChatChoice(0, delta, finish_reason=finish, stop_reason=by if finish else None)
         held, _ = StopStrings.opened(state)
-        held, _ = finder.apply(held, choice, finish, since=None)
+        held, _, _ = finder.apply(held, choice, finish, since=None, search=False)
         state = StopStrings.closed(held, b"{}")
         seen.append(choice.delta)
     return seen
