@@ -205,6 +205,7 @@ class RequestFacts:
         visible: a token-bearing delta is in the client's channel.
         route: of the current attempts.
         obfuscated: engines must not see semantic ids, so the native route is closed.
+        native_offered: an engine that is there may answer in OpenAI form.
         stream: the client wants events.
         attempts_max: per prompt (exception_config.max_retry); 1 when rescheduling is off.
         per_prompt_relay: stream_config.per_prompt_relay.
@@ -217,6 +218,7 @@ class RequestFacts:
     visible: bool = False
     route: Route = "token_only"
     obfuscated: bool = False
+    native_offered: bool = True
     stream: bool = False
     attempts_max: int = 1
     per_prompt_relay: bool = True

@@ -27,6 +27,7 @@ class Request(Protocol):
 
     visible: bool
     obfuscated: bool
+    native_offered: bool
     stream: bool
     route: str
 
@@ -83,8 +84,8 @@ def may_relay(ctx: Request) -> bool:
 
 
 def may_go_native(ctx: Request) -> bool:
-    """Not done yet, nothing is visible, and engines may see the request as the client sent it."""
-    return not (ctx.route == "native" or ctx.visible or ctx.obfuscated)
+    """Not done yet, nothing is visible, and engines may see the request as the client sent it, and can read it."""
+    return ctx.native_offered and not (ctx.route == "native" or ctx.visible or ctx.obfuscated)
 
 
 # --- actions --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from motor_flow.effects.sidecar import SidecarRun, sidecar_effects
 from motor_flow.effects.stream import stream_effects
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
-from motor_flow.engine.probe import lacks_tokenizer, offers_token_only
+from motor_flow.engine.probe import has_tokenizer, offers_token_only
 from motor_flow.errors import MotorFlowError
 from motor_flow.flow import Effects, Flow
 from motor_flow.net.asking import ask_models, ask_version
@@ -262,9 +262,7 @@ class App:
                 if not instance.token_only and await offers_token_only(self._http, instance.url):
                     instance.token_only = True
                     _log.info("engine.token_only", instance=instance.name)
-                if not instance.tokenizer and not await lacks_tokenizer(self._http, instance.url):
-                    instance.tokenizer = True
-                    _log.info("engine.tokenizer", instance=instance.name)
+                await self._ask_tokenizer(instance)
 
     def _judge(self) -> None:
         """What the sidecars can do has changed."""
@@ -325,8 +323,16 @@ class App:
             _log.warning("engine.unreachable", instance=instance.name, url=instance.url, detail=str(fault))
             return
         self.models.learn(await ask_models(self._http, instance.url))
-        instance.tokenizer = not await lacks_tokenizer(self._http, instance.url)
+        await self._ask_tokenizer(instance)
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
+
+    async def _ask_tokenizer(self, instance: Instance) -> None:
+        """One that cannot be asked is what it was."""
+        before, found = instance.tokenizer, await has_tokenizer(self._http, instance.url)
+        if found is not None and found is not before:
+            instance.tokenizer = found
+            if before is not None or not found:
+                _log.info("engine.tokenizer", instance=instance.name, has=found)
 
 
 async def _kept_up(watch: Callable[[], Flow[Watching]]) -> None:

@@ -167,8 +167,8 @@ class Unsupported(EngineError):
     """The engine does not offer the route: token-only generate, or OpenAI's API."""
 
 
-class NoNativeEngine(ScheduleError):
-    """Every instance that could serve the request is known to answer in token ids only."""
+class NoTokenizer(ScheduleError):
+    """Every instance that could serve the request is known to have no tokenizer, and the request needs one."""
 
     default_status = 501
 

@@ -61,6 +61,7 @@ class InstanceRoutes:
                 "requests": each.requests,
                 "load_tokens": each.load_tokens,
                 "token_only": each.token_only,
+                "tokenizer": each.tokenizer,
                 "dispatch_profile": each.profile,
                 "kv_connector": each.kv_connector,
             }

@@ -16,8 +16,9 @@ from motor_flow.effects.context import Attempt, PromptRun, RequestRun
 from motor_flow.effects.inbox import Event
 from motor_flow.effects.stream import drive
 from motor_flow.effects.topologies import LEGS
-from motor_flow.errors import EngineError
+from motor_flow.errors import EngineError, Unsupported
 from motor_flow.flow import leaves
+from motor_flow.scheduling.registry import NATIVE
 
 
 async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
@@ -84,8 +85,12 @@ def _count_fault(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
     assert leg is not None
     instance = leg.instance
     prompt.instance = instance.id  # of two legs, the one that failed
-    if fault is Fault.UNSUPPORTED and run.route == "token_only":
-        instance.token_only = False
+    if fault is Fault.UNSUPPORTED:
+        if isinstance(attempt.error, Unsupported) and run.route == "token_only":
+            instance.token_only = False
+        run.native_offered = run.services.scheduler.serves(NATIVE)
+    if fault in (Fault.UNREACHABLE, Fault.RESET):
+        instance.tokenizer = None  # it may be another one when it is back
     if TREATMENTS[fault].counted and instance.id not in run.counted:
         run.counted.add(instance.id)
         instance.breaker.failed()

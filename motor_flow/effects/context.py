@@ -40,7 +40,7 @@ from motor_flow.render.envelope import Envelope
 from motor_flow.render.tokenization import TokenizedRequest
 from motor_flow.scheduling.admission import Grant
 from motor_flow.scheduling.policy import Demand
-from motor_flow.scheduling.registry import Instance
+from motor_flow.scheduling.registry import Instance, Wanted
 
 NOTHING = SemanticJson(b"")
 NO_IDS = SemanticIds([])
@@ -109,6 +109,7 @@ class Leg:
         attempt: its attempt, counted from 1.
         request_id: the engine's id, without the prefix vLLM adds.
         plan: what is asked for; None on the native route.
+        wanted: what it asks of the instance.
         inboxes: one per choice, when the answer is streamed through the chain.
         kv: what this engine is told about KV; None: nothing.
         ticket: the KV that this decode leg was given.
@@ -129,6 +130,7 @@ class Leg:
     request_id: str
     plan: RetryRequestPlan | None
     inboxes: list[Inbox]
+    wanted: Wanted
     kv: Mapping[str, Any] | None = None
     ticket: Ticket | None = None
     whole: SemanticJson = NOTHING

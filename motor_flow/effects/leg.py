@@ -23,7 +23,7 @@ from motor_flow.derender.coalesce import apart, split
 from motor_flow.derender.endings import names_an_end, unnamed
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.engine.client import ENGINE, EngineClient, read_whole, refuses_stops
+from motor_flow.engine.client import ENGINE, EngineClient, misses_tokenizer, read_whole, refuses_stops
 from motor_flow.engine.events import EventReader, silent
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.transfer import one_token, without_stops
@@ -33,6 +33,7 @@ from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Exchange, Reply
 from motor_flow.obfuscation.codec import TokenCodec
 from motor_flow.render.capability import EXACT_SINCE
+from motor_flow.scheduling.registry import Instance
 from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition", "tool_calls"})  # the last one on the native route only
@@ -91,11 +92,13 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
     """The engine's answer. One that refuses to look for stop strings is asked without them, now and from now on."""
     instance, engines = leg.instance, run.services.engines
     assert leg.plan is not None
+    if leg.plan.sampling.get("stop"):
+        await know_tokenizer(run, instance)
     leg.ends = None if run.capability.before(EXACT_SINCE) else leg.plan.sampling.get("stop_token_ids") or ()
     headers = leg_headers(run, leg)
 
     async def asked(stack: AsyncExitStack) -> Exchange:
-        leg.blind = not instance.tokenizer
+        leg.blind = instance.tokenizer is False
         for inbox in leg.inboxes:
             inbox.blind = leg.blind
         answer = engines.open(
@@ -103,7 +106,7 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
         )
         return await stack.enter_async_context(answer)
 
-    async with AsyncExitStack() as stack:
+    async with by_tokenizer(run, leg), AsyncExitStack() as stack:
         try:
             exchange = await asked(stack)
         except EngineError as refusal:
@@ -112,6 +115,35 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
             instance.tokenizer = False
             exchange = await asked(stack)
         yield exchange
+
+
+@asynccontextmanager
+async def by_tokenizer(run: RequestRun, leg: Leg) -> AsyncIterator[None]:
+    """For a leg whose engine may need a tokenizer. One that has none fails it and is well: another one may do it."""
+    instance = leg.instance
+    if leg.wanted.tokenizer:
+        await know_tokenizer(run, instance)
+        if instance.tokenizer is False:
+            raise without_tokenizer()
+    try:
+        yield
+    except EngineError as refusal:
+        if not misses_tokenizer(refusal):
+            raise
+        instance.tokenizer = False
+        raise without_tokenizer() from refusal
+
+
+async def know_tokenizer(run: RequestRun, instance: Instance) -> None:
+    """Ask an engine that nobody has asked yet: it might do without a word something else than what it should."""
+    if instance.tokenizer is None:
+        instance.tokenizer = await run.services.engines.has_tokenizer(instance.url)
+
+
+def without_tokenizer() -> EngineError:
+    """The engine cannot do what it was asked for."""
+    message = "the engine has no tokenizer (--tokens-only)"
+    return EngineError(message, fault=Fault.UNSUPPORTED, status=501)
 
 
 @contextmanager
@@ -203,9 +235,12 @@ async def prefill_leg(run: RequestRun, leg: Leg) -> dict[str, Any]:
     try:
         with accounted(run, leg):
             with trio.move_on_after(services.patience.first_event_s):
-                async with services.engines.open(
-                    leg.instance.url + GENERATE_PATH, _body(run, leg, answers=False), headers=leg_headers(run, leg)
-                ) as exchange:
+                async with (
+                    by_tokenizer(run, leg),
+                    services.engines.open(
+                        leg.instance.url + GENERATE_PATH, _body(run, leg, answers=False), headers=leg_headers(run, leg)
+                    ) as exchange,
+                ):
                     answer = _prefilled(leg, await read_whole(exchange))
                 done = True
                 return answer

@@ -20,8 +20,8 @@ from msgspec import Raw
 from machines.faults import Fault
 from motor_flow.derender.normalise import clean_delta, rename_reasoning
 from motor_flow.effects.context import Leg, RequestRun
-from motor_flow.effects.leg import accounted, check_finish, ended, leg_headers, reported
-from motor_flow.engine.client import ENGINE, read_whole
+from motor_flow.effects.leg import accounted, by_tokenizer, check_finish, ended, leg_headers, reported
+from motor_flow.engine.client import read_whole
 from motor_flow.engine.events import EventReader
 from motor_flow.engine.vigil import while_alive
 from motor_flow.engine.wire import ErrorObject, Usage
@@ -77,17 +77,11 @@ async def native_answer(run: RequestRun, leg: Leg) -> None:
     """
     services, url = run.services, leg.instance.url
     with accounted(run, leg):
-        try:
+        async with by_tokenizer(run, leg):
             if run.stream:
                 await _answer(run, leg)
             else:
                 await while_alive(services.engines, url, services.patience.stall_s, partial(_answer, run, leg))
-        except EngineError as error:
-            # One that was started with --tokens-only says 500 to what it cannot do, and is well.
-            if error.fault is not Fault.FAILED or not await services.engines.lacks_tokenizer(url):
-                raise
-            leg.instance.tokenizer = False
-            raise ENGINE.lacking(run.path, error.detail) from error
 
 
 async def _answer(run: RequestRun, leg: Leg) -> None:

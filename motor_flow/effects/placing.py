@@ -17,8 +17,9 @@ from motor_flow.effects.demand import needs
 from motor_flow.effects.inbox import Inbox
 from motor_flow.effects.matching import survey
 from motor_flow.effects.registered import request_effects
-from motor_flow.engine.token_only import leg_id
-from motor_flow.errors import NoNativeEngine, NoTokenEngine, RenderDown
+from motor_flow.engine.token_only import leg_id, needs_tokenizer_for
+from motor_flow.errors import MotorFlowError, NoTokenEngine, NoTokenizer, RenderDown, ScheduleError
+from motor_flow.scheduling.registry import NATIVE, Wanted
 from motor_flow.scheduling.scheduler import Experience
 from motor_flow.telemetry.log import get_logger
 
@@ -51,10 +52,11 @@ async def schedule(run: RequestRun) -> Literal["placed"]:
         for prompt in run.prompts:
             if prompt.progress == "waiting":
                 _place(run, prompt)
-    except NoNativeEngine as error:
-        if run.render_fault is not None:
-            raise RenderDown.and_needed("engines without a tokenizer allow", run.render_fault) from error
-        raise NoNativeEngine(f"{error.message}: {run.native_reason or 'the token-only route failed'}") from error
+    except NoTokenEngine:
+        run.native_offered = run.services.scheduler.serves(NATIVE)
+        raise
+    except NoTokenizer as error:
+        raise _untold(run, error) from error
     explain(run)
     if run.stream and run.envelope.api != "other" and not run.responder.sealed:
         run.barrier = Barrier(len(run.prompts))
@@ -72,16 +74,17 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
         stream.inbox = Inbox()
     if prompt.attempts and prompt.spent:
         return  # only the finish is missing: it is said without an engine
+    wanted = wanted_by(run, prompt)
     choice = run.services.scheduler.choose(
-        run.route,
+        wanted,
         Experience(prompt.tried, prompt.avoid),
         pairs=divisible(prompt),
     )
     if choice.topology is TRIGGER and run.stream and len(run.prompts) > 1 and not run.obfuscated:
         # The RFC's rule: one decode engine would have to call back for every prompt of one stream.
-        if not run.visible and run.services.scheduler.offered("native"):
+        if not run.visible and run.services.scheduler.serves(NATIVE):
             raise NoTokenEngine("a streamed list of prompts takes the native route in Trigger")
-        choice = run.services.scheduler.choose(run.route, Experience(prompt.tried, prompt.avoid), pairs=False)
+        choice = run.services.scheduler.choose(wanted, Experience(prompt.tried, prompt.avoid), pairs=False)
     prompt.attempt.topology = choice.topology
     leg = prompt.attempt.leg = reserve(run, prompt, prompt.attempt, choice.role)
     if before is not None:
@@ -97,6 +100,26 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
             instance=leg.instance.name,
             placement=leg.reason,
         )
+
+
+def wanted_by(run: RequestRun, prompt: PromptRun) -> Wanted:
+    """What the prompt's next attempt asks of its engines."""
+    if run.route == "native":
+        return NATIVE
+    assert prompt.prompt is not None
+    return Wanted(run.route, tokenizer=bool(needs_tokenizer_for(prompt.prompt.sampling)))
+
+
+def _untold(run: RequestRun, error: NoTokenizer) -> MotorFlowError:
+    """Which of its wishes it is, and whether it may be fulfilled later."""
+    given = [each.prompt for each in run.prompts if each.prompt is not None]
+    why = run.native_reason or next(filter(None, (needs_tokenizer_for(each.sampling) for each in given)), "")
+    if run.render_fault is not None:
+        return RenderDown.and_needed("engines without a tokenizer allow", run.render_fault)
+    message = f"{error.message}, which it needs: {why or 'its token-only route has failed'}"
+    if run.services.scheduler.pauses_tokenizer:
+        return ScheduleError(message, retry_after_s=1)
+    return NoTokenizer(message)
 
 
 def explain(run: RequestRun) -> None:
@@ -125,7 +148,8 @@ def reserve(run: RequestRun, prompt: PromptRun, attempt: Attempt, role: Role) ->
     pair = attempt.topology.profile
     first = attempt.leg.instance if attempt.leg is not None else None
     experience = Experience(prompt.tried, prompt.avoid)
-    placement = services.scheduler.place(role, run.route, experience, prompt.demand, pair=pair, partner=first)
+    wanted = wanted_by(run, prompt)
+    placement = services.scheduler.place(role, wanted, experience, prompt.demand, pair=pair, partner=first)
     instance = placement.instance
     held = attempt.held.enter_context(ExitStack())
     held.enter_context(placement.charge)
@@ -145,6 +169,7 @@ def reserve(run: RequestRun, prompt: PromptRun, attempt: Attempt, role: Role) ->
         prompt=prompt.index,
         attempt=number,
         instance=instance,
+        wanted=wanted,
         request_id=leg_id(run.identity.engine_base, number, prompt.index, letter),
         plan=asked,
         inboxes=[stream.inbox for stream in prompt.streams],

@@ -17,7 +17,7 @@ from motor_flow.derender.normalise import role_choice
 from motor_flow.derender.usage import encoded_usage
 from motor_flow.effects.attempt import run_attempt
 from motor_flow.effects.context import Barrier, PromptRun, RequestRun
-from motor_flow.effects.placing import divisible
+from motor_flow.effects.placing import divisible, wanted_by
 from motor_flow.effects.registered import request_effects
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.scheduling.scheduler import Experience
@@ -97,7 +97,9 @@ async def _back_off(run: RequestRun, prompts: list[PromptRun]) -> None:
     services = run.services
 
     def fresh(prompt: PromptRun) -> bool:
-        return services.scheduler.has_fresh(run.route, Experience(prompt.shaken, prompt.avoid), pairs=divisible(prompt))
+        return services.scheduler.has_fresh(
+            wanted_by(run, prompt), Experience(prompt.shaken, prompt.avoid), pairs=divisible(prompt)
+        )
 
     if all(prompt.spent or fresh(prompt) for prompt in prompts):
         await trio.lowlevel.checkpoint()

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from machines.faults import Fault
-from motor_flow.engine.probe import ask_health, lacks_tokenizer
+from motor_flow.engine.probe import ask_health, has_tokenizer
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.net.http import HttpClient
 from motor_flow.net.http1 import Exchange, Reply, TransportFault
@@ -28,7 +28,11 @@ ABORT_PATH = "/inference/v1/abort_requests"
 ABORT_TIMEOUT_S = 2.0
 ERROR_BODY_BYTES_MAX = 65536
 ERROR_BODY_TIMEOUT_S = 5.0
-_NO_STOPS = "stop strings are not supported on a --tokens-only server"  # vLLM 0.32 and newer; before, they were ignored
+_NO_TOKENIZER = "skip_tokenizer_init"
+_NO_STOPS = (
+    "stop strings are not supported on a --tokens-only server",  # vLLM 0.32 and newer
+    "stop strings are only supported when detokenize is True",  # 0.28
+)
 
 
 class EngineClient:
@@ -65,9 +69,9 @@ class EngineClient:
         """Why the instance at this base URL does not seem to live; None when it does."""
         return await ask_health(self._http, url)
 
-    async def lacks_tokenizer(self, url: str) -> bool:
-        """The instance at this base URL was started with `--tokens-only`. Never raises for a failure."""
-        return await lacks_tokenizer(self._http, url)
+    async def has_tokenizer(self, url: str) -> bool | None:
+        """The instance at this base URL can read and write text; None when it cannot be asked."""
+        return await has_tokenizer(self._http, url)
 
     @asynccontextmanager
     async def open(
@@ -100,9 +104,14 @@ class EngineClient:
             exchange.close()
 
 
+def misses_tokenizer(error: EngineError) -> bool:
+    """It was started without one, and asked for what needs it."""
+    return error.fault is Fault.REQUEST and _NO_TOKENIZER in error.message
+
+
 def refuses_stops(error: EngineError) -> bool:
     """It was started without a tokenizer (`--tokens-only`), and asked to look for stop strings."""
-    return error.fault is Fault.REQUEST and _NO_STOPS in error.message
+    return error.fault is Fault.REQUEST and any(said in error.message for said in _NO_STOPS)
 
 
 async def read_whole(exchange: Exchange) -> bytes:

@@ -2,11 +2,11 @@
 
 For the route an empty request is enough: who has it refuses the body, who has not refuses the route.
 
-An engine that was started with `--tokens-only` has no tokenizer, and nothing says so. But it alone has the old abort
-route, which without its method is refused with 405; the only other server with that route has /is_paused as well.
+An engine that was started with `--tokens-only` has no tokenizer, and nothing says so. But only there, and in vLLM's
+development mode, is the old abort route, which refuses a GET with 405. Who has it is asked for the tokens of a letter.
 
 Source: contract section 6; vLLM 0.28, 0.32 and 0.33: scale_out/token_in_token_out/api_router.py (403 without
---enable-scale-out since 0.32; attach_router), rl/online/api_router.py.
+--enable-scale-out since 0.32; attach_router), rl/online/api_router.py; /tokenize as seen on 0.28 and 0.33.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from motor_flow.net.verdict import judge
 
 HEALTH_PATH = "/health"
 OLD_ABORT_PATH = "/abort_requests"
-PAUSED_PATH = "/is_paused"  # of vLLM's development routes
+TOKENIZE_PATH = "/tokenize"
 PROBE_TIMEOUT_S = 5.0
 
 
@@ -51,13 +51,15 @@ async def offers_token_only(http: HttpClient, url: str) -> bool:
     return judge(reply.status, reply.body) is Fault.REQUEST
 
 
-async def lacks_tokenizer(http: HttpClient, url: str) -> bool:
-    """It was started with `--tokens-only`; false as well when it cannot be asked."""
+async def has_tokenizer(http: HttpClient, url: str) -> bool | None:
+    """It can read and write text; None when it cannot be asked."""
     try:
         old_abort = await http.call("GET", url + OLD_ABORT_PATH, timeout_s=PROBE_TIMEOUT_S)
+        if old_abort.status >= 500:
+            return None
         if old_abort.status != 405:
-            return False
-        paused = await http.call("GET", url + PAUSED_PATH, timeout_s=PROBE_TIMEOUT_S)
+            return True
+        letter = await http.call("POST", url + TOKENIZE_PATH, body=b'{"prompt":"a"}', timeout_s=PROBE_TIMEOUT_S)
     except TransportFault:
-        return False
-    return paused.status == 404
+        return None
+    return letter.status == 200

@@ -29,6 +29,11 @@ def leg_id(request: str, attempt: int, prompt: int, leg: str = "u") -> str:
     return f"{request}.a{attempt}.p{prompt}.{leg}"
 
 
+def needs_tokenizer_for(sampling: Mapping[str, Any]) -> str:
+    """What the engine must read text for: without a tokenizer it refuses the first, and forgets the second."""
+    return next((name for name in ("structured_outputs", "bad_words") if sampling.get(name)), "")
+
+
 def generate_body(
     ids: PhysicalIds,
     sampling: PhysicalFields,

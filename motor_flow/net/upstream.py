@@ -63,17 +63,11 @@ class Upstream(Generic[Failure]):
             case Fault.UNKNOWN_MODEL:
                 return error(f"{self.name} does not know this model", fault=fault, detail=detail)
             case Fault.UNSUPPORTED:
-                return self.lacking(path, detail)
+                return error(f"{self.name} does not offer {path}", fault=fault, status=501, detail=detail)
             case Fault.UNAUTHORIZED:
                 return error(f"{self.name} refused our key", fault=fault, detail="check upstream_config.api_key")
             case _:
                 return error(f"{self.name} failed (HTTP {reply.status})", fault=fault, detail=detail)
-
-    def lacking(self, path: str, detail: str) -> Failure:
-        """It does not offer an endpoint."""
-        error = self.kinds.get(Fault.UNSUPPORTED, self.error)
-        message = f"{self.name} does not offer {path}"
-        return error(message, fault=Fault.UNSUPPORTED, status=501, detail=detail)
 
     def broken(self, broken: TransportFault) -> Failure:
         """What an exchange that brought no answer means."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from machines.context import Route
 from machines.topology import Alive, Choice, Profile, Role, choices
-from motor_flow.errors import NoNativeEngine, NoTokenEngine, ScheduleError
-from motor_flow.scheduling.registry import Instance, mixed
+from motor_flow.errors import NoTokenEngine, NoTokenizer, ScheduleError
+from motor_flow.scheduling.registry import Instance, Wanted, mixed
 
 
 def pick(
     instances: Iterable[Instance],
-    route: Route,
+    wanted: Wanted,
     avoid: Collection[int],
     *,
     pairs: bool,
@@ -30,7 +29,7 @@ def pick(
 
     Args:
         instances: that may be given work.
-        route: of the attempt.
+        wanted: by the attempt.
         avoid: ids of instances that this prompt avoids.
         pairs: the request can be split.
         hybrids: prefill and decode instances may serve alone.
@@ -38,13 +37,13 @@ def pick(
 
     Raises:
         ScheduleError: nothing can serve it, with the reason.
-        NoTokenEngine, NoNativeEngine: nothing that is there has the route.
+        NoTokenEngine, NoTokenizer: nothing that is there can do what is wanted.
 
     """
     there = list(instances)
-    able = [each for each in there if each.offers(route)]
+    able = [each for each in there if each.offers(wanted)]
     if there and not able:
-        raise lacking(route)
+        raise lacking(there, wanted)
     fit = [each for each in able if each.breaker.closed and each.id not in avoid]
     profile = _profile(able, callbacks=callbacks)
     alive = Alive(
@@ -55,6 +54,8 @@ def pick(
         profile=profile,
     )
     best = next(choices(alive, pairs=pairs, hybrids=hybrids), None)
+    if best is None and wanted.tokenizer and len(able) < len(there):
+        raise lacking(there, wanted)
     if best is None:
         names = ", ".join(each.name for each in there) or "none"
         raise ScheduleError(
@@ -65,13 +66,11 @@ def pick(
     return best
 
 
-def lacking(route: Route) -> ScheduleError:
-    """Nothing that is there has the route."""
-    if route == "native":
-        return NoNativeEngine(
-            "all engine instances were started with --tokens-only, and this request needs an engine's own OpenAI API"
-        )
-    return NoTokenEngine("no engine instance offers the token-only route that this request needs")
+def lacking(there: Iterable[Instance], wanted: Wanted) -> ScheduleError:
+    """What is there, but cannot do what is wanted."""
+    if not any(each.token_only for each in there) and wanted.route == "token_only":
+        return NoTokenEngine("no engine instance offers the token-only route that this request needs")
+    return NoTokenizer("no engine instance that could serve this request has a tokenizer (--tokens-only)")
 
 
 def _why_none(there: list[Instance], *, pairs: bool, hybrids: bool) -> str:

@@ -43,6 +43,22 @@ Standing = Literal["available", "paused", "leaving", "removed"]
 RANK_STRIDE = INSTANCE_ID_MAX + 1
 
 
+class Wanted(NamedTuple):
+    """What an attempt asks of its engines.
+
+    Attributes:
+        route: of the attempt.
+        tokenizer: an engine without one (`--tokens-only`) cannot do it: OpenAI's API, structured outputs, bad words.
+
+    """
+
+    route: Route
+    tokenizer: bool
+
+
+NATIVE = Wanted("native", tokenizer=True)
+
+
 @dataclass(slots=True, eq=False)
 class Instance:
     """One engine that can be asked.
@@ -58,7 +74,7 @@ class Instance:
         requests: engine requests of ours that are in flight there.
         load_tokens: work of ours that is not done there; moved by `load.Charge` alone.
         token_only: it has the token-only route, or has not been found to lack it.
-        tokenizer: it has one: it looks for stop strings and answers in OpenAI form; or has not been found without.
+        tokenizer: it has one, and can do what `Wanted.tokenizer` says; None: nobody has asked it yet.
         left: announced when it will get no new work any more.
         removed: announced when whatever runs there must end.
 
@@ -71,7 +87,7 @@ class Instance:
     requests: int = 0
     load_tokens: int = 0
     token_only: bool = True
-    tokenizer: bool = True
+    tokenizer: bool | None = None
     breaker: Breaker = field(default_factory=Breaker)
     profile: Profile | None = None
     kv_connector: str = ""
@@ -98,9 +114,11 @@ class Instance:
         """It can serve without a partner; a decode engine, if its connector leaves plain requests alone."""
         return self.role != "decode" or profile_of(None, self.kv_connector) is not None
 
-    def offers(self, route: Route) -> bool:
-        """It can serve an attempt on this route."""
-        return self.tokenizer if route == "native" else self.token_only
+    def offers(self, wanted: Wanted) -> bool:
+        """It can do this, or has not been found unable."""
+        if wanted.tokenizer and self.tokenizer is False:
+            return False
+        return wanted.route == "native" or self.token_only
 
     def fits(self, other: Instance) -> bool:
         """They can be the two legs of one attempt."""

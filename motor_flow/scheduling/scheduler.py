@@ -22,7 +22,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from machines.context import Route
 from machines.topology import Choice, Profile
 from motor_flow.config.sections import Role
 from motor_flow.errors import ScheduleError
@@ -30,7 +29,7 @@ from motor_flow.scheduling.callbacks import Callbacks
 from motor_flow.scheduling.load import Charge
 from motor_flow.scheduling.pairing import lacking, paired, pick
 from motor_flow.scheduling.policy import Chain, Demand
-from motor_flow.scheduling.registry import Instance, Registry
+from motor_flow.scheduling.registry import Instance, Registry, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Scheduler:
     def place(
         self,
         role: Role,
-        route: Route,
+        wanted: Wanted,
         experience: Experience,
         demand: Demand,
         *,
@@ -97,7 +96,7 @@ class Scheduler:
 
         Args:
             role: of the instance.
-            route: of the attempt.
+            wanted: by the attempt.
             experience: of the prompt.
             demand: of the prompt.
             partner: the instance of the other leg, if it has one already.
@@ -105,54 +104,63 @@ class Scheduler:
 
         Raises:
             ScheduleError: there is none of this role.
-            NoTokenEngine, NoNativeEngine: those that are there are known not to offer the route.
+            NoTokenEngine, NoTokenizer: those that are there are known to be unable.
 
         """
-        tiers = self._tiers(self._candidates(role, route, pair, partner), experience)
+        tiers = self._tiers(self._candidates(role, wanted, pair, partner), experience)
         number, candidates = next((number, tier) for number, tier in enumerate(tiers, 1) if tier)
         instance, why = self._policy.choose(role, candidates, demand)
         reason = f"{instance.name} {why} tier={number} candidates={len(candidates)}"
         return Placement(instance, reason, Charge(instance, demand.of("union" if pair is None else role)))
 
-    def choose(self, route: Route, experience: Experience, *, pairs: bool) -> Choice:
+    def choose(self, wanted: Wanted, experience: Experience, *, pairs: bool) -> Choice:
         """The topology for one attempt.
 
         Args:
-            route: of the attempt.
+            wanted: by the attempt.
             experience: of the prompt.
             pairs: the request can be split into prefill and decode.
 
         Raises:
             ScheduleError: nothing can serve it.
-            NoTokenEngine, NoNativeEngine: those that are there are known not to offer the route.
+            NoTokenEngine, NoTokenizer: those that are there are known to be unable.
 
         """
         return pick(
             [instance for instance in self._registry if instance.standing == "available"],
-            route,
+            wanted,
             experience.avoid,
             pairs=pairs,
             hybrids=self._hybrids,
             callbacks=bool(self._callbacks.url),
         )
 
-    def offered(self, route: Route) -> bool:
-        """An instance that is there may serve attempts on this route."""
-        return any(each.offers(route) for each in self._registry if each.standing == "available")
+    @property
+    def pauses_tokenizer(self) -> bool:
+        """An instance with a tokenizer is there, but paused."""
+        return any(each.tokenizer is not False and each.standing == "paused" for each in self._registry)
 
-    def has_fresh(self, route: Route, experience: Experience, *, pairs: bool) -> bool:
+    def serves(self, wanted: Wanted) -> bool:
+        """Something that is there may serve such an attempt, without a partner if need be."""
+        try:
+            self.choose(wanted, Experience(), pairs=False)
+        except ScheduleError:
+            return False
+        return True
+
+    def has_fresh(self, wanted: Wanted, experience: Experience, *, pairs: bool) -> bool:
         """For each leg of the next attempt, a healthy instance is left that has not failed this prompt.
 
         Args:
-            route: of the attempt.
+            wanted: by the attempt.
             experience: of the prompt; `tried` are those that have failed it.
             pairs: the request can be split into prefill and decode.
 
         """
         try:
-            topology, role = self.choose(route, experience, pairs=pairs)
+            topology, role = self.choose(wanted, experience, pairs=pairs)
             roles = [role] if topology.second is None else [role, topology.second]
-            return all(self._tiers(self._candidates(each, route, topology.profile), experience)[0] for each in roles)
+            return all(self._tiers(self._candidates(each, wanted, topology.profile), experience)[0] for each in roles)
         except ScheduleError:
             return False
 
@@ -171,7 +179,7 @@ class Scheduler:
         return tiers
 
     def _candidates(
-        self, role: Role, route: Route, pair: Profile | None, partner: Instance | None = None
+        self, role: Role, wanted: Wanted, pair: Profile | None, partner: Instance | None = None
     ) -> list[Instance]:
         there = self._registry.of_role(role)
         if pair is None:
@@ -186,7 +194,7 @@ class Scheduler:
             raise ScheduleError(
                 "no engine instance can serve this request", retry_after_s=1, detail=f"registered instances: {names}"
             )
-        able = [instance for instance in there if instance.offers(route)]
+        able = [instance for instance in there if instance.offers(wanted)]
         if not able:
-            raise lacking(route)
+            raise lacking(there, wanted)
         return able

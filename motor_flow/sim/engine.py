@@ -120,12 +120,9 @@ class Engine(App):
         self.route("POST", "/inference/v1/abort_requests", self.abort if scale_out else _disabled)
         if tokens_only:
             self.route("POST", "/abort_requests", self.abort)
-        for path, answer in (
-            ("/v1/chat/completions", self.chat),
-            ("/v1/completions", self.completion),
-            ("/v1/responses", self.responses),
-        ):
-            self.route("POST", path, self.speechless if tokens_only else answer)
+        self.route("POST", "/v1/chat/completions", self.chat)
+        self.route("POST", "/v1/completions", self.completion)
+        self.route("POST", "/v1/responses", self.responses)
 
     @property
     def running(self) -> int:
@@ -215,6 +212,8 @@ class Engine(App):
         request_id = f"chatcmpl-{base_id(call.headers.get('x-request-id'), request.request_id)}"
         record = Seen(call.path, body, call.headers, "native", id=request_id)
         with self._work(call, record):
+            if self.served.tokens_only:
+                raise Refusal("", status=500)
             await native_chat.serve(self, request, record, call)
 
     async def completion(self, call: Exchange) -> None:
@@ -223,19 +222,17 @@ class Engine(App):
         request_id = f"cmpl-{base_id(call.headers.get('x-request-id'), request.request_id)}"
         record = Seen(call.path, body, call.headers, "native", id=request_id)
         with self._work(call, record):
+            prompt = request.prompt
+            if isinstance(prompt, str) or (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
+                self.served.check_tokenizer()
             await native_completion.serve(self, request, record, call)
 
     async def responses(self, call: Exchange) -> None:
         body = await call.json()
         record = Seen(call.path, body, call.headers, "native")
         with self._work(call, record):
+            self.served.check_tokenizer()
             await call.reply_json(await response(self, body, record))
-
-    async def speechless(self, call: Exchange) -> None:
-        """With `--tokens-only`, what would need the tokenizer fails like any mistake in the server."""
-        record = Seen(call.path, await call.json(), call.headers, "native")
-        with self._work(call, record):
-            raise Refusal("", status=500)
 
     def start(self, prompt: Sequence[int], sampling: Sampling, *, with_text: bool) -> Live:
         """Begin to answer a prompt, by this engine's clock."""

@@ -52,6 +52,7 @@ class Facts:
         served = self._served
         body = read_either(TokenizeCompletionRequest, TokenizeChatRequest, await call.json())
         served.check_model(body.model)
+        served.check_tokenizer()
         if isinstance(body, TokenizeChatRequest):
             text = served.template.render(
                 [message.model_dump(exclude_none=True) for message in body.messages],

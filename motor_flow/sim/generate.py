@@ -60,6 +60,8 @@ def check_early(served: Served, request: GenerateRequest, sampling: Sampling, *,
             "stop strings are not supported on a --tokens-only server because detokenization is disabled. Check stop "
             "strings on the coordinator, or use stop_token_ids."
         )
+    if served.tokens_only and sampling.structured_outputs is not None:
+        raise Refusal("Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'")
     if sampling.n > choices_max:
         raise Refusal(f"sampling_params.n must be at most the server's max_num_seqs ({choices_max}), got {sampling.n}.")
     if request.output_mode != "derender":

@@ -49,7 +49,7 @@ async def serve(engine: Engine, request: CompletionRequest, record: Seen, call: 
             raise
         await call.fail(refusal)
         return
-    lives = [engine.start(prompt.ids, prompt.sampling, with_text=True) for prompt in prompts]
+    lives = [engine.start(prompt.ids, prompt.sampling, with_text=not served.tokens_only) for prompt in prompts]
     with ExitStack() as stack:
         for index, live in enumerate(lives):
             stack.enter_context(engine.known_as(f"{record.id}-{index}", live))

@@ -34,6 +34,11 @@ class Served:
         if asked and asked != self.model_name:
             raise unknown_model(asked, self.model_name)
 
+    def check_tokenizer(self) -> None:
+        """What an engine with `--tokens-only` answers to text."""
+        if self.tokens_only:
+            raise Refusal("Tokenizer not available when `skip_tokenizer_init=True`")
+
     def check_vocabulary(self, ids: Sequence[int]) -> None:
         if max(ids, default=0) >= self.tokenizer.vocab_size:
             raise Refusal(f"Token id {max(ids)} is out of vocabulary")

@@ -18,7 +18,7 @@ import trio
 from machines.faults import Fault
 from motor_flow.config import BadConfiguration, Config, EndpointSection, InstanceSection
 from motor_flow.config.sections import WILDCARDS
-from motor_flow.engine.probe import ask_token_only, lacks_tokenizer
+from motor_flow.engine.probe import ask_token_only, has_tokenizer
 from motor_flow.engine.token_only import GENERATE_PATH
 from motor_flow.net.asking import ask_models, ask_version
 from motor_flow.net.http import HttpClient
@@ -135,8 +135,11 @@ async def _engine(config: Config, instance: InstanceSection, http: HttpClient) -
             found.append(Finding(about, url, "bad", f"{GENERATE_PATH} answers HTTP {reply.status}"))
         case _:
             found.append(Finding(about, url, "ok", "offers token-only generate"))
-    if await lacks_tokenizer(http, url):
-        text = "was started with --tokens-only: what needs an engine's own OpenAI API (echo, say) is answered with 501"
+    if await has_tokenizer(http, url) is False:
+        text = (
+            "has no tokenizer (--tokens-only): structured outputs, bad_words and what needs an engine's own OpenAI API "
+        )
+        text += "(echo, say) go to other engines, or are answered with 501"
         found.append(Finding(about, url, "note", text))
     return Report(found, _lengths(cards))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 
+import httpx
 import pytest
 import trio
 
@@ -17,7 +18,7 @@ from tests.e2e import real
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 KINDS = ("stopping/*", "unicode/*", "completions/*")
-# These take the engine's own API, which --tokens-only does not serve.
+# These take the engine's own API, which --tokens-only does not serve: they have a test of their own.
 NEEDS_A_TOKENIZER = {"echo", "suffix"}
 CUTS_MARKUP = ("*the marker*/stream", "*in arguments/stream")
 
@@ -42,3 +43,26 @@ def test_the_answers_are_the_same(vllm, without_tokenizer):
     assert len(outcome.results) == len(cases) > 80
     wrong = [f"{case.name}: {judged.difference}" for case, judged in outcome.judged if not judged.accepted]
     assert wrong == [], "\n".join(wrong)
+
+
+NEEDS_ONE = {
+    "echo": ("/v1/completions", {"prompt": "Once upon", "max_tokens": 4, "echo": True}),
+    "a stop string that may cut a marker": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello!"}], "stop": ["think"], "stream": True},
+    ),
+    "a passed route": ("/v1/responses", {"input": "Hello!"}),
+    "structured outputs": ("/v1/completions", {"prompt": "Once upon", "structured_outputs": {"regex": "a+"}}),
+    "bad words": ("/v1/completions", {"prompt": "Once upon", "bad_words": ["time"]}),
+}
+
+
+def test_what_needs_a_tokenizer_is_told_and_asked_of_no_engine(without_tokenizer):
+    """Known from the start."""
+    for path, body in NEEDS_ONE.values():
+        for _ in range(4):
+            reply = httpx.post(without_tokenizer + path, json={"model": "tiny"} | body, timeout=60)
+            assert reply.status_code == 501
+            assert "--tokens-only" in reply.json()["error"]["message"]
+    body = {"model": "tiny", "prompt": "Once upon", "max_tokens": 4}
+    assert httpx.post(without_tokenizer + "/v1/completions", json=body, timeout=60).status_code == 200

@@ -21,6 +21,7 @@ class AbstractRequest:
         curable: the fault is one that another attempt may cure.
         movable: a visible answer may go on elsewhere.
         late: a sibling becomes visible in the very moment in which a prompt breaks.
+        native_offered: an engine may answer in OpenAI form.
 
     """
 
@@ -31,6 +32,7 @@ class AbstractRequest:
     curable: bool = True
     movable: bool = True
     late: bool = False
+    native_offered: bool = True
     attempts: int = 0
     committed: bool = False
 
@@ -88,8 +90,8 @@ class AbstractInstance:
 
 
 REQUESTS = [
-    AbstractRequest(visible, obfuscated, stream, route, curable, movable, late)
-    for visible, obfuscated, stream, curable, movable, late in itertools.product((False, True), repeat=6)
+    AbstractRequest(visible, obfuscated, stream, route, curable, movable, late, offered)
+    for visible, obfuscated, stream, curable, movable, late, offered in itertools.product((False, True), repeat=7)
     for route in ("token_only", "native")
 ]
 STREAMS = [AbstractStream(finish, commits) for finish, commits in itertools.product((None, "stop"), (0, 1))]

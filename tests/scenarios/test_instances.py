@@ -105,6 +105,7 @@ async def test_add_and_del(nursery, autojump_clock):
             "requests": 0,
             "load_tokens": 0,
             "token_only": True,
+            "tokenizer": True,
             "dispatch_profile": None,
             "kv_connector": "",
         }
