@@ -51,9 +51,11 @@ class Thought:
         end: id of the one that ends it.
         ends: ids of all that end it; a call of a tool may.
         markers: ids of all that a parser looks for; none of them is reasoning.
+        start: id of the one that begins it, for parsers that count between the two in the answer, and nothing else.
 
     """
 
     end: int
     ends: frozenset[int]
     markers: frozenset[int]
+    start: int | None = None

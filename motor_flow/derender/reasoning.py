@@ -4,6 +4,9 @@ Derender splits text, and counts nothing. What it has shown tells whether an ans
 where that ended. Markers are no part of it, nor is the token that ended the answer. Counted only where the parser's
 end of reasoning is a single token, which the probe of the sidecar finds out.
 
+Some of vLLM's parsers (deepseek_r1, say) count what stands between the two markers, whatever was made of it: nothing,
+where the template has opened the reasoning already. That is what native vLLM says, and so do we.
+
 Source: contract sections 6 and 7 (reasoning_tokens); vLLM 0.33 parser/engine, reasoning/basic_parsers.py.
 """
 
@@ -56,6 +59,8 @@ def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], thought: Thought
         hidden: the client did not want to see reasoning, so Derender shows none.
 
     """
+    if thought.start is not None:
+        return _between(ids, thought.start, thought.end)
     at = next((at for at, token in enumerate(ids) if token in thought.ends), None)
     if shown.reasoning:
         began = True
@@ -67,3 +72,16 @@ def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], thought: Thought
         return 0
     inside = ids[: len(ids) - shown.ended] if at is None else ids[:at]
     return sum(token not in thought.markers for token in inside)
+
+
+def _between(ids: Sequence[int], start: int, end: int) -> int:
+    """Tokens inside of spans, which may stand in one another."""
+    count = depth = 0
+    for token in ids:
+        if token == start:
+            depth += 1
+        elif token == end:
+            depth = max(0, depth - 1)
+        else:
+            count += depth > 0
+    return count

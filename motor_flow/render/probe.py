@@ -10,7 +10,7 @@ Source: contract section 7 (Probe); vLLM 0.33 scale_out/derender/serving.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -26,12 +26,18 @@ from motor_flow.render.capability import Capability, by_version
 from motor_flow.render.markers import MARKERS
 
 PROBE_TIMEOUT_S = 5.0
-REASONING_ENDS = ("</think>", "[/THINK]", "</seed:think>", "<|END_THINKING|>")
+REASONING_STARTS = {
+    "</think>": "<think>",
+    "[/THINK]": "[THINK]",
+    "</seed:think>": "<seed:think>",
+    "<|END_THINKING|>": "<|START_THINKING|>",
+}
 CALL_BEGINS = (
     *("<tool_call>", "[TOOL_CALLS]", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>"),
     "<|START_ACTION|>",
 )
 THINKING = {"enable_thinking": True, "thinking": True}  # what templates call it
+NOT_THINKING = dict.fromkeys(THINKING, False)
 WORD = "x"
 _encode = msgspec.json.encode
 
@@ -130,22 +136,30 @@ async def _probe_thought(http: HttpClient, url: str, ids: list[int], markers: di
     if word is None:
         return None
 
-    async def ending(candidates: tuple[str, ...]) -> list[int]:
-        known = [markers[marker] for marker in candidates if marker in markers]
-        return [marker for marker in known if await _reasoning(http, url, ids, [word, marker, word]) == WORD]
+    async def ending(candidates: Iterable[str]) -> list[str]:
+        known = [marker for marker in candidates if marker in markers]
+        return [marker for marker in known if await _reasoning(http, url, ids, [word, markers[marker], word]) == WORD]
 
-    ends = await ending(REASONING_ENDS)
+    ends = await ending(REASONING_STARTS)
     if not ends:
         return None
-    return Thought(ends[0], frozenset(ends + await ending(CALL_BEGINS)), frozenset(markers.values()))
+    calls = await ending(CALL_BEGINS)
+    end, start = markers[ends[0]], markers.get(REASONING_STARTS[ends[0]])
+    # Parsers that do not care whether the prompt has closed the reasoning count by their own markers.
+    closed = [*ids, *([] if start is None else [start]), end]
+    careless = await _reasoning(http, url, closed, [word, end, word], NOT_THINKING) == WORD
+    every = frozenset(markers.values())
+    return Thought(end, frozenset(markers[each] for each in ends + calls), every, start if careless else None)
 
 
-async def _reasoning(http: HttpClient, url: str, prompt: list[int], tokens: list[int]) -> str | None:
+async def _reasoning(
+    http: HttpClient, url: str, prompt: list[int], tokens: list[int], template: Mapping[str, bool] = THINKING
+) -> str | None:
     """What an answer of these tokens holds of it."""
     choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
     body = {
         "generate_response": {"request_id": "probe", "choices": [choice]},
-        "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": THINKING},
+        "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": template},
         "prompt_token_ids": prompt,
         "prompt_tokens": len(prompt),
     }

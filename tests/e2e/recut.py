@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +26,7 @@ def recut(engine, seed):
     class Recutting(_Recutting):
         origin, chance = engine, seed
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Recutting)
+    server = _Server(("127.0.0.1", 0), Recutting)
     server.daemon_threads = True
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
@@ -35,6 +36,12 @@ def recut(engine, seed):
         server.shutdown()
         serving.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), OSError):  # a reader that has all it wants may leave
+            super().handle_error(request, client_address)
 
 
 class _Recutting(BaseHTTPRequestHandler):
