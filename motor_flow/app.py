@@ -32,9 +32,10 @@ from motor_flow.effects.ports import Services
 from motor_flow.effects.request import request_effects
 from motor_flow.effects.sidecar import SidecarRun, sidecar_effects
 from motor_flow.effects.stream import stream_effects
+from motor_flow.effects.tokenizers import Tokenizers
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
-from motor_flow.engine.probe import has_tokenizer, offers_token_only
+from motor_flow.engine.probe import offers_token_only
 from motor_flow.errors import MotorFlowError
 from motor_flow.flow import Effects, Flow
 from motor_flow.net.asking import ask_models, ask_version
@@ -125,11 +126,14 @@ class App:
             Capability(enabled=config.render.enable, streaming=config.render.enable_streaming),
         )
         timeout_s = config.render.timeout_ms / 1e3
+        engines = EngineClient(self._http, config.exceptions.connect_timeout)
+        self._tokenizers = Tokenizers(engines, self.registry)
         self.services = Services(
             capability=self._watch.capability,
             render=RenderClient(sidecars, timeout_s),
             derender=DerenderClient(sidecars, timeout_s, config.render.derender_retries),
-            engines=EngineClient(self._http, config.exceptions.connect_timeout),
+            engines=engines,
+            tokenizers=self._tokenizers,
             scheduler=Scheduler(
                 self.registry,
                 policy_of(config.scheduler.scheduler_type),
@@ -255,14 +259,14 @@ class App:
                     nursery.start_soon(self._probe_engine, instance)
 
     async def _recheck_routes(self) -> None:
-        """An engine that lacked a route may have been started anew with it."""
+        """An engine may have been started anew with other options."""
         while True:
             await trio.sleep(ROUTES_RECHECK_S)
+            await self._tokenizers.ask_all()
             for instance in self.registry:
                 if not instance.token_only and await offers_token_only(self._http, instance.url):
                     instance.token_only = True
                     _log.info("engine.token_only", instance=instance.name)
-                await self._ask_tokenizer(instance)
 
     def _judge(self) -> None:
         """What the sidecars can do has changed."""
@@ -323,16 +327,8 @@ class App:
             _log.warning("engine.unreachable", instance=instance.name, url=instance.url, detail=str(fault))
             return
         self.models.learn(await ask_models(self._http, instance.url))
-        await self._ask_tokenizer(instance)
+        await self._tokenizers.ask(instance)
         _log.info("engine.found", instance=instance.name, url=instance.url, version=version)
-
-    async def _ask_tokenizer(self, instance: Instance) -> None:
-        """One that cannot be asked is what it was."""
-        before, found = instance.tokenizer, await has_tokenizer(self._http, instance.url)
-        if found is not None and found is not before:
-            instance.tokenizer = found
-            if before is not None or not found:
-                _log.info("engine.tokenizer", instance=instance.name, has=found)
 
 
 async def _kept_up(watch: Callable[[], Flow[Watching]]) -> None:

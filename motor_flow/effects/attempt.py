@@ -38,6 +38,8 @@ async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> N
         attempt.error = next(error for error in leaves(engine) if isinstance(error, EngineError))
         prompt.fault = attempt.error.fault
         prompt.progress = "broken"
+        if prompt.fault is Fault.UNSUPPORTED:
+            await run.services.tokenizers.ask_unknown()  # it may go native next
         _count_fault(run, prompt, attempt)
     finally:
         if prompt.progress == "running":
@@ -89,8 +91,6 @@ def _count_fault(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
         if isinstance(attempt.error, Unsupported) and run.route == "token_only":
             instance.token_only = False
         run.native_offered = run.services.scheduler.serves(NATIVE)
-    if fault in (Fault.UNREACHABLE, Fault.RESET):
-        instance.tokenizer = None  # it may be another one when it is back
     if TREATMENTS[fault].counted and instance.id not in run.counted:
         run.counted.add(instance.id)
         instance.breaker.failed()

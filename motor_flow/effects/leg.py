@@ -23,7 +23,7 @@ from motor_flow.derender.coalesce import apart, split
 from motor_flow.derender.endings import names_an_end, unnamed
 from motor_flow.effects.context import Leg, RequestRun
 from motor_flow.effects.inbox import Event
-from motor_flow.engine.client import ENGINE, EngineClient, misses_tokenizer, read_whole, refuses_stops
+from motor_flow.engine.client import ENGINE, EngineClient, may_miss_tokenizer, read_whole, refuses_stops
 from motor_flow.engine.events import EventReader, silent
 from motor_flow.engine.token_only import GENERATE_PATH, generate_body
 from motor_flow.engine.transfer import one_token, without_stops
@@ -33,7 +33,6 @@ from motor_flow.errors import UNREADABLE, EngineError
 from motor_flow.net.http1 import Exchange, Reply
 from motor_flow.obfuscation.codec import TokenCodec
 from motor_flow.render.capability import EXACT_SINCE
-from motor_flow.scheduling.registry import Instance
 from motor_flow.telemetry.log import get_logger
 
 GOOD_FINISHES = frozenset({"stop", "length", "repetition", "tool_calls"})  # the last one on the native route only
@@ -92,8 +91,6 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
     """The engine's answer. One that refuses to look for stop strings is asked without them, now and from now on."""
     instance, engines = leg.instance, run.services.engines
     assert leg.plan is not None
-    if leg.plan.sampling.get("stop"):
-        await know_tokenizer(run, instance)
     leg.ends = None if run.capability.before(EXACT_SINCE) else leg.plan.sampling.get("stop_token_ids") or ()
     headers = leg_headers(run, leg)
 
@@ -110,34 +107,29 @@ async def _answering(run: RequestRun, leg: Leg, head_timeout_s: float | None = N
         try:
             exchange = await asked(stack)
         except EngineError as refusal:
-            if leg.blind or not refuses_stops(refusal):
+            if leg.blind or not leg.plan.sampling.get("stop") or not refuses_stops(refusal):
                 raise
-            instance.tokenizer = False
+            run.services.tokenizers.refused(instance)
             exchange = await asked(stack)
         yield exchange
 
 
 @asynccontextmanager
 async def by_tokenizer(run: RequestRun, leg: Leg) -> AsyncIterator[None]:
-    """For a leg whose engine may need a tokenizer. One that has none fails it and is well: another one may do it."""
+    """For a leg whose engine may need a tokenizer. One that has none fails it and is well: another one may do it.
+
+    What it says then is no more than a hint: 500 without a message, or a refusal that a client's words may stand in.
+    """
     instance = leg.instance
-    if leg.wanted.tokenizer:
-        await know_tokenizer(run, instance)
-        if instance.tokenizer is False:
-            raise without_tokenizer()
     try:
         yield
-    except EngineError as refusal:
-        if not misses_tokenizer(refusal):
+    except EngineError as error:
+        if not leg.wanted.tokenizer or not may_miss_tokenizer(error):
             raise
-        instance.tokenizer = False
-        raise without_tokenizer() from refusal
-
-
-async def know_tokenizer(run: RequestRun, instance: Instance) -> None:
-    """Ask an engine that nobody has asked yet: it might do without a word something else than what it should."""
-    if instance.tokenizer is None:
-        instance.tokenizer = await run.services.engines.has_tokenizer(instance.url)
+        await run.services.tokenizers.ask(instance)
+        if instance.tokenizer is not False:
+            raise
+        raise without_tokenizer() from error
 
 
 def without_tokenizer() -> EngineError:

@@ -48,11 +48,14 @@ async def admit(run: RequestRun) -> Literal["granted"]:
 async def schedule(run: RequestRun) -> Literal["placed"]:
     """Reserve an instance for every prompt that waits, and make everything that belongs to its attempt."""
     await survey(run)
+    if _depends_on_tokenizers(run):
+        await run.services.tokenizers.ask_unknown()
     try:
         for prompt in run.prompts:
             if prompt.progress == "waiting":
                 _place(run, prompt)
     except NoTokenEngine:
+        await run.services.tokenizers.ask_unknown()
         run.native_offered = run.services.scheduler.serves(NATIVE)
         raise
     except NoTokenizer as error:
@@ -100,6 +103,14 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
             instance=leg.instance.name,
             placement=leg.reason,
         )
+
+
+def _depends_on_tokenizers(run: RequestRun) -> bool:
+    """Where it goes, or how it is asked, follows from what the engines can do."""
+    if run.route == "native" or (run.stream and len(run.prompts) > 1):
+        return True
+    given = (each.prompt.sampling for each in run.prompts if each.prompt is not None)
+    return any(sampling.get("stop") or needs_tokenizer_for(sampling) for sampling in given)
 
 
 def wanted_by(run: RequestRun, prompt: PromptRun) -> Wanted:

@@ -12,6 +12,7 @@ from typing import Protocol
 from motor_flow.derender.client import DerenderClient
 from motor_flow.derender.normalise import ReasoningField
 from motor_flow.effects.errands import Errands
+from motor_flow.effects.tokenizers import Tokenizers
 from motor_flow.engine.client import EngineClient
 from motor_flow.engine.events import Patience
 from motor_flow.obfuscation.codec import TokenCodec
@@ -86,6 +87,7 @@ class Services:
     render: RenderClient
     derender: DerenderClient
     engines: EngineClient
+    tokenizers: Tokenizers
     scheduler: Scheduler
     callbacks: Callbacks
     local: LocalTokenizer

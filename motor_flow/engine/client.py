@@ -104,14 +104,14 @@ class EngineClient:
             exchange.close()
 
 
-def misses_tokenizer(error: EngineError) -> bool:
-    """It was started without one, and asked for what needs it."""
-    return error.fault is Fault.REQUEST and _NO_TOKENIZER in error.message
+def may_miss_tokenizer(error: EngineError) -> bool:
+    """Perhaps it was started without one, and asked for what needs it."""
+    return error.fault is Fault.FAILED or (error.fault is Fault.REQUEST and _NO_TOKENIZER in error.message)
 
 
 def refuses_stops(error: EngineError) -> bool:
     """It was started without a tokenizer (`--tokens-only`), and asked to look for stop strings."""
-    return error.fault is Fault.REQUEST and any(said in error.message for said in _NO_STOPS)
+    return error.fault is Fault.REQUEST and error.message.startswith(_NO_STOPS)
 
 
 async def read_whole(exchange: Exchange) -> bytes:

@@ -21,6 +21,7 @@ HEALTH_PATH = "/health"
 OLD_ABORT_PATH = "/abort_requests"
 TOKENIZE_PATH = "/tokenize"
 PROBE_TIMEOUT_S = 5.0
+LETTER_TIMEOUT_S = 2.0
 
 
 async def ask_health(http: HttpClient, url: str) -> str | None:
@@ -54,12 +55,12 @@ async def offers_token_only(http: HttpClient, url: str) -> bool:
 async def has_tokenizer(http: HttpClient, url: str) -> bool | None:
     """It can read and write text; None when it cannot be asked."""
     try:
-        old_abort = await http.call("GET", url + OLD_ABORT_PATH, timeout_s=PROBE_TIMEOUT_S)
+        old_abort = await http.call("GET", url + OLD_ABORT_PATH, timeout_s=LETTER_TIMEOUT_S)
         if old_abort.status >= 500:
             return None
         if old_abort.status != 405:
             return True
-        letter = await http.call("POST", url + TOKENIZE_PATH, body=b'{"prompt":"a"}', timeout_s=PROBE_TIMEOUT_S)
+        letter = await http.call("POST", url + TOKENIZE_PATH, body=b'{"prompt":"a"}', timeout_s=LETTER_TIMEOUT_S)
     except TransportFault:
         return None
-    return letter.status == 200
+    return {200: True, 400: False}.get(letter.status)

@@ -10,7 +10,7 @@ Source: contract section 7 (Probe); vLLM 0.33 scale_out/derender/serving.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import msgspec
@@ -37,7 +37,6 @@ CALL_BEGINS = (
     "<|START_ACTION|>",
 )
 THINKING = {"enable_thinking": True, "thinking": True}  # what templates call it
-NOT_THINKING = dict.fromkeys(THINKING, False)
 WORD = "x"
 _encode = msgspec.json.encode
 
@@ -49,6 +48,11 @@ class _Tokens(msgspec.Struct):
 class _Message(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
+    content: str | None = None
+
+    @property
+    def thought(self) -> str | None:
+        return self.reasoning or self.reasoning_content
 
 
 class _Choice(msgspec.Struct):
@@ -138,36 +142,34 @@ async def _probe_thought(http: HttpClient, url: str, ids: list[int], markers: di
 
     async def ending(candidates: Iterable[str]) -> list[str]:
         known = [marker for marker in candidates if marker in markers]
-        return [marker for marker in known if await _reasoning(http, url, ids, [word, markers[marker], word]) == WORD]
+        answers = {marker: await _message(http, url, ids, [word, markers[marker], word]) for marker in known}
+        return [marker for marker, message in answers.items() if message.thought == WORD]
 
     ends = await ending(REASONING_STARTS)
     if not ends:
         return None
     calls = await ending(CALL_BEGINS)
     end, start = markers[ends[0]], markers.get(REASONING_STARTS[ends[0]])
-    # Parsers that do not care whether the prompt has closed the reasoning count by their own markers.
-    closed = [*ids, *([] if start is None else [start]), end]
-    careless = await _reasoning(http, url, closed, [word, end, word], NOT_THINKING) == WORD
+    # A parser that splits the text at its first marker leaves a second one in it, and counts between the two.
+    answer = await _message(http, url, ids, [word, end, word, end, word])
+    splits = ends[0] in (answer.content or "")
     every = frozenset(markers.values())
-    return Thought(end, frozenset(markers[each] for each in ends + calls), every, start if careless else None)
+    return Thought(end, frozenset(markers[each] for each in ends + calls), every, start if splits else None)
 
 
-async def _reasoning(
-    http: HttpClient, url: str, prompt: list[int], tokens: list[int], template: Mapping[str, bool] = THINKING
-) -> str | None:
-    """What an answer of these tokens holds of it."""
+async def _message(http: HttpClient, url: str, prompt: list[int], tokens: list[int]) -> _Message:
+    """What becomes of an answer of these tokens."""
     choice = {"index": 0, "token_ids": tokens, "finish_reason": "length"}
     body = {
         "generate_response": {"request_id": "probe", "choices": [choice]},
-        "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": template},
+        "chat_request": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": THINKING},
         "prompt_token_ids": prompt,
         "prompt_tokens": len(prompt),
     }
     reply = await _post(http, f"{url}/v1/chat/completions/derender", body)
     if reply.status != 200:
-        return None
-    message = msgspec.json.decode(reply.body, type=_Answer).choices[0].message
-    return message.reasoning or message.reasoning_content
+        return _Message()
+    return msgspec.json.decode(reply.body, type=_Answer).choices[0].message
 
 
 async def _single_tokens(http: HttpClient, url: str, texts: Iterable[str]) -> dict[str, int] | None:

@@ -44,17 +44,21 @@ def pick(
     able = [each for each in there if each.offers(wanted)]
     if there and not able:
         raise lacking(there, wanted)
-    fit = [each for each in able if each.breaker.closed and each.id not in avoid]
-    profile = _profile(able, callbacks=callbacks)
-    alive = Alive(
-        fit=_roles(paired(fit, profile)),
-        usable=_roles(paired(able, profile)),
-        fit_alone=_roles(each for each in fit if each.alone),
-        usable_alone=_roles(each for each in able if each.alone),
-        profile=profile,
-    )
-    best = next(choices(alive, pairs=pairs, hybrids=hybrids), None)
-    if best is None and wanted.tokenizer and len(able) < len(there):
+
+    def best_of(some: list[Instance]) -> Choice | None:
+        fit = [each for each in some if each.breaker.closed and each.id not in avoid]
+        profile = _profile(some, callbacks=callbacks)
+        alive = Alive(
+            fit=_roles(paired(fit, profile)),
+            usable=_roles(paired(some, profile)),
+            fit_alone=_roles(each for each in fit if each.alone),
+            usable_alone=_roles(each for each in some if each.alone),
+            profile=profile,
+        )
+        return next(choices(alive, pairs=pairs, hybrids=hybrids), None)
+
+    best = best_of(able)
+    if best is None and len(able) < len(there) and best_of(there) is not None:
         raise lacking(there, wanted)
     if best is None:
         names = ", ".join(each.name for each in there) or "none"
@@ -68,7 +72,8 @@ def pick(
 
 def lacking(there: Iterable[Instance], wanted: Wanted) -> ScheduleError:
     """What is there, but cannot do what is wanted."""
-    if not any(each.token_only for each in there) and wanted.route == "token_only":
+    some = list(there)
+    if wanted.route == "token_only" and not (wanted.tokenizer and all(each.tokenizer is False for each in some)):
         return NoTokenEngine("no engine instance offers the token-only route that this request needs")
     return NoTokenizer("no engine instance that could serve this request has a tokenizer (--tokens-only)")
 

@@ -185,7 +185,7 @@ class Scheduler:
         if pair is None:
             there = [each for each in there if each.alone]
         elif partner is None:
-            available = [each for each in self._registry if each.standing == "available"]
+            available = [each for each in self._registry if each.standing == "available" and each.offers(wanted)]
             there = [each for each in paired(available, pair) if each.role == role]
         else:
             there = [each for each in there if each.fits(partner)]

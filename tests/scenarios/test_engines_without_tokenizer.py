@@ -15,13 +15,14 @@ from motor_flow.engine.probe import has_tokenizer
 from motor_flow.net.http import HttpClient
 from motor_flow.sim.engine import Engine
 from motor_flow.sim.faults import Fault
-from tests.scripted import Scripted, reply
+from tests.scripted import HANG, Scripted, error, reply
 from tests.world import CHAT, TEXT, make_world, unexplained
 
 HELLO = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 8}
 ECHO = HELLO | {"echo": True}
 TALK = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me"}], "max_tokens": 8}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+SILENT = ("echo of ids", "bad words")  # such an engine does them, without a word, and wrongly
 NEEDS_IT = {
     "echo": (TEXT, ECHO, "echo"),
     "streamed echo": (TEXT, ECHO | {"stream": True}, "echo"),
@@ -95,13 +96,55 @@ async def test_an_engine_that_has_lost_its_tokenizer_harms_nobody(nursery, autoj
     world = await make_world(nursery)
     await replaced(world, "engine-1", Engine(name="engine-1", tokens_only=True))
     path, body, _ = NEEDS_IT[name]
-    await trio.sleep(ROUTES_RECHECK_S + 1)
-    assert judged(world) == [False, True]
-    world.app.registry.of_role("union")[0].tokenizer = True
-    if name in ("echo of ids", "bad words"):
-        return  # the engine forgets it without a word: until it is looked at again, nobody can know
-    for _ in range(2):
+    if name in SILENT:
+        await trio.sleep(ROUTES_RECHECK_S + 1)  # until then nobody can know
+    for _ in range(4):
         assert (await world.ask(path, body)).status == 200
+    assert judged(world) == [False, True]
+    assert [instance.breaker.failures for instance in world.app.registry] == [0, 0]
+    await world.check()
+
+
+async def test_a_clients_words_judge_no_engine(nursery, autojump_clock):
+    """vLLM repeats what it could not read."""
+    world = await make_world(nursery)
+    said = "1 validation error: truncation: Input should be 'auto' or 'disabled', got 'skip_tokenizer_init'"
+    for name in ("engine-1", "engine-2"):
+        Scripted(world, name, {"/v1/responses": [[error(400, said, kind="Bad Request")]]})
+    got = await world.ask("/v1/responses", {"model": "tiny", "input": "hi", "truncation": "skip_tokenizer_init"})
+    assert (got.status, got.error["message"]) == (400, said)
+    assert judged(world) == [True, True]
+    await world.check()
+
+
+async def test_many_of_them_cost_no_attempts(nursery, autojump_clock):
+    world = await make_world(nursery, engines=7, engine={"tokens_only": True})
+    await replaced(world, "engine-7", Engine(name="engine-7"))
+    nobody_has_asked(world)
+    assert (await world.ask(TEXT, ECHO)).status == 200
+    assert judged(world) == [False] * 6 + [True]
+    await world.check()
+
+
+async def test_engines_that_lack_the_token_route_still_have_their_tokenizer(nursery, autojump_clock):
+    world = await make_world(nursery, engine={"tokens_only": True})
+    await replaced(world, "engine-1", Engine(name="engine-1", scale_out=False))
+    nobody_has_asked(world)
+    path, body, _ = NEEDS_IT["structured outputs"]
+    for _ in range(4):
+        assert (await world.ask(path, body)).status == 200
+    await world.check()
+
+
+async def test_whoever_asks_at_the_same_time_waits_for_one_answer(nursery, autojump_clock):
+    world = await make_world(nursery, engines=1)
+    asked = Scripted(world, "engine-1", {"/abort_requests": [[HANG]]})
+    nobody_has_asked(world)
+    async with trio.open_nursery() as clients:
+        for _ in range(20):
+            clients.start_soon(world.ask, TEXT, HELLO | {"stop": ["zzz"]})
+    assert 1 <= sum(path == "/abort_requests" for path, _ in asked.requests) < 3
+    assert trio.current_time() < 5
     await world.check()
 
 
@@ -134,9 +177,12 @@ async def test_a_prefill_engine_without_one_is_no_matter_of_waiting(nursery, aut
     await world.check()
 
 
-async def test_a_missing_route_on_one_of_them_is_no_way_to_openai(nursery, autojump_clock):
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_missing_route_on_one_of_them_is_no_way_to_openai(nursery, autojump_clock, known):
     """An ingress without a backend, say: the other one is asked."""
     world = await make_world(nursery, engine={"tokens_only": True})
+    if not known:
+        nobody_has_asked(world)
     Scripted(world, "engine-1", {"/inference/v1/generate": [[reply(404, {"detail": "Not Found"})]]})
     for _ in range(3):
         assert (await world.ask(TEXT, HELLO)).status == 200
@@ -160,10 +206,13 @@ async def test_an_engine_that_was_started_anew_is_found(nursery, autojump_clock)
     await world.check()
 
 
-async def test_a_list_streamed_by_trigger_stays_with_the_chain(nursery, autojump_clock):
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_list_streamed_by_trigger_stays_with_the_chain(nursery, autojump_clock, known):
     """It would take an engine's own API, if there were one."""
     roles = ("prefill", "decode", "union")
     world = await make_world(nursery, engines=3, engine={"tokens_only": True}, roles=roles, profile="trigger")
+    if not known:
+        nobody_has_asked(world)
     body = HELLO | {"prompt": ["one", "two"]}
     able = await make_world(nursery)
     got, want = await world.stream(TEXT, body), await able.native(TEXT, body, stream=True)
@@ -178,6 +227,9 @@ async def test_a_list_streamed_by_trigger_stays_with_the_chain(nursery, autojump
         (405, 200, True),  # vLLM's development mode has the old abort route too
         (404, 400, True),  # never asked: nothing speaks against it
         (503, 400, None),
+        (405, 401, None),
+        (405, 429, None),
+        (405, 503, None),
     ],
 )
 async def test_who_has_the_old_abort_route_is_asked_for_tokens(nursery, autojump_clock, old_abort, tokenize, found):
