@@ -14,11 +14,11 @@ from machines.faults import TREATMENTS, Fault
 from machines.tokens import SemanticIds, SemanticJson
 from motor_flow.effects.context import Attempt, PromptRun, RequestRun
 from motor_flow.effects.inbox import Event
+from motor_flow.effects.placing import look_for_native
 from motor_flow.effects.stream import drive
 from motor_flow.effects.topologies import LEGS
 from motor_flow.errors import EngineError, Unsupported
 from motor_flow.flow import leaves
-from motor_flow.scheduling.registry import NATIVE
 
 
 async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
@@ -39,7 +39,7 @@ async def run_attempt(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> N
         prompt.fault = attempt.error.fault
         prompt.progress = "broken"
         if prompt.fault is Fault.UNSUPPORTED:
-            await run.services.tokenizers.ask_unknown()  # it may go native next
+            await look_for_native(run)
         _count_fault(run, prompt, attempt)
     finally:
         if prompt.progress == "running":
@@ -87,10 +87,8 @@ def _count_fault(run: RequestRun, prompt: PromptRun, attempt: Attempt) -> None:
     assert leg is not None
     instance = leg.instance
     prompt.instance = instance.id  # of two legs, the one that failed
-    if fault is Fault.UNSUPPORTED:
-        if isinstance(attempt.error, Unsupported) and run.route == "token_only":
-            instance.token_only = False
-        run.native_offered = run.services.scheduler.serves(NATIVE)
+    if isinstance(attempt.error, Unsupported) and run.route == "token_only":
+        instance.token_only = False
     if TREATMENTS[fault].counted and instance.id not in run.counted:
         run.counted.add(instance.id)
         instance.breaker.failed()

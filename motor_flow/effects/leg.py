@@ -129,13 +129,8 @@ async def by_tokenizer(run: RequestRun, leg: Leg) -> AsyncIterator[None]:
         await run.services.tokenizers.ask(instance)
         if instance.tokenizer is not False:
             raise
-        raise without_tokenizer() from error
-
-
-def without_tokenizer() -> EngineError:
-    """The engine cannot do what it was asked for."""
-    message = "the engine has no tokenizer (--tokens-only)"
-    return EngineError(message, fault=Fault.UNSUPPORTED, status=501)
+        message = "the engine has no tokenizer (--tokens-only)"
+        raise EngineError(message, fault=Fault.UNSUPPORTED, status=501) from error
 
 
 @contextmanager

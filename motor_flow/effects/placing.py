@@ -55,8 +55,7 @@ async def schedule(run: RequestRun) -> Literal["placed"]:
             if prompt.progress == "waiting":
                 _place(run, prompt)
     except NoTokenEngine:
-        await run.services.tokenizers.ask_unknown()
-        run.native_offered = run.services.scheduler.serves(NATIVE)
+        await look_for_native(run)
         raise
     except NoTokenizer as error:
         raise _untold(run, error) from error
@@ -103,6 +102,12 @@ def _place(run: RequestRun, prompt: PromptRun) -> None:
             instance=leg.instance.name,
             placement=leg.reason,
         )
+
+
+async def look_for_native(run: RequestRun) -> None:
+    """The token-only route has failed: is there another one?"""
+    await run.services.tokenizers.ask_unknown()
+    run.native_offered = run.services.scheduler.serves(NATIVE)
 
 
 def _depends_on_tokenizers(run: RequestRun) -> bool:

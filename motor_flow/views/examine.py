@@ -138,8 +138,8 @@ async def _engine(config: Config, instance: InstanceSection, http: HttpClient) -
     if await has_tokenizer(http, url) is False:
         text = (
             "has no tokenizer (--tokens-only): structured outputs, bad_words and what needs an engine's own OpenAI API "
+            "(echo, say) go to other engines, or are answered with 501"
         )
-        text += "(echo, say) go to other engines, or are answered with 501"
         found.append(Finding(about, url, "note", text))
     return Report(found, _lengths(cards))
 
